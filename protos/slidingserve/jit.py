@@ -43,13 +43,15 @@ def source_digest() -> str:
 def _prepare_cache() -> bool:
     """Points numba at our cache directory; returns whether it can be written to."""
     chosen = os.environ.get("NUMBA_CACHE_DIR")
-    parent = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "slidingserve"
+    parent = (
+        Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "slidingserve"
+    )
     folder = parent / f"kernels-{source_digest()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return folder.is_dir() and os.access(folder, os.R_OK)
-    numba.config.CACHE_DIR = str(folder)
+    setattr(numba.config, "CACHE_DIR", str(folder))  # noqa: B010 - numba fills this module at import
     return os.access(folder, os.W_OK)
 
 
@@ -58,4 +60,8 @@ _CACHE = _prepare_cache()
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Compiles ``function`` with numba on its first call, from the cache on disk where there is one."""
-    return cast(Callable[P, R], numba.njit(cast(Any, function), cache=_CACHE, error_model="numpy"))
+    try:
+        compiled = numba.njit(cast(Any, function), cache=_CACHE, error_model="numpy")
+    except RuntimeError:  # a function without a file, such as one from a notebook, cannot be cached
+        compiled = numba.njit(cast(Any, function), error_model="numpy")
+    return cast(Callable[P, R], compiled)

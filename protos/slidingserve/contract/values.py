@@ -1,9 +1,9 @@
 """The contract's messages as plain values: what `scheduler.proto` says, without protobuf.
 
 Both sides and the decision core speak these; only `codec` and the gRPC shell know the wire form. The messages that pass
-in every iteration are NamedTuples (a frozen dataclass of that size costs 1-2 us more to make); the others are frozen
-dataclasses. Integer columns are int64 arrays and real ones float64 arrays, all of one length; a column that was left
-out has length 0.
+in every iteration, and columns, are NamedTuples (a frozen dataclass of that size costs 1-2 us more to make); the others
+are frozen dataclasses. Integer columns are int64 arrays and real ones float64 arrays, all of one length; a column that
+was left out has length 0.
 """
 
 from __future__ import annotations
@@ -154,8 +154,7 @@ class IterationState(NamedTuple):
     trace_context: TraceContext | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestColumns:
+class RequestColumns(NamedTuple):
     """Facts of requests that never change; see the message of that name."""
 
     handles: Ints

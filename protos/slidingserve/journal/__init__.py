@@ -1,0 +1,1 @@
+"""The format of journals, by version."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from slidingserve.scheduler.v1 import scheduler_pb2 as slidingserve_dot_scheduler_dot_v1_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%slidingserve/journal/v1/journal.proto\x12\x17slidingserve.journal.v1\x1a)slidingserve/scheduler/v1/scheduler.proto\"\xd3\x01\n\x0cJournalEntry\x12\x38\n\x06header\x18\x01 \x01(\x0b\x32&.slidingserve.journal.v1.JournalHeaderH\x00\x12=\n\x07request\x18\x02 \x01(\x0b\x32*.slidingserve.scheduler.v1.ScheduleRequestH\x00\x12?\n\x08response\x18\x03 \x01(\x0b\x32+.slidingserve.scheduler.v1.ScheduleResponseH\x00\x42\t\n\x07payload\"\xa7\x01\n\rJournalHeader\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x17\n\x0fsidecar_version\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\t\x12\x16\n\x0e\x64\x65\x66\x61ult_policy\x18\x04 \x01(\t\x12<\n\x0c\x64\x65\x66\x61ult_slos\x18\x05 \x01(\x0b\x32&.slidingserve.scheduler.v1.SloDefaultsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%slidingserve/journal/v1/journal.proto\x12\x17slidingserve.journal.v1\x1a)slidingserve/scheduler/v1/scheduler.proto\"\xd3\x01\n\x0cJournalEntry\x12\x38\n\x06header\x18\x01 \x01(\x0b\x32&.slidingserve.journal.v1.JournalHeaderH\x00\x12=\n\x07request\x18\x02 \x01(\x0b\x32*.slidingserve.scheduler.v1.ScheduleRequestH\x00\x12?\n\x08response\x18\x03 \x01(\x0b\x32+.slidingserve.scheduler.v1.ScheduleResponseH\x00\x42\t\n\x07payload\"\xc0\x01\n\rJournalHeader\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x17\n\x0fsidecar_version\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\t\x12\x16\n\x0e\x64\x65\x66\x61ult_policy\x18\x04 \x01(\t\x12<\n\x0c\x64\x65\x66\x61ult_slos\x18\x05 \x01(\x0b\x32&.slidingserve.scheduler.v1.SloDefaults\x12\x17\n\x0f\x64\x65\x66\x61ult_profile\x18\x06 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,5 +35,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOURNALENTRY']._serialized_start=110
   _globals['_JOURNALENTRY']._serialized_end=321
   _globals['_JOURNALHEADER']._serialized_start=324
-  _globals['_JOURNALHEADER']._serialized_end=491
+  _globals['_JOURNALHEADER']._serialized_end=516
 # @@protoc_insertion_point(module_scope)

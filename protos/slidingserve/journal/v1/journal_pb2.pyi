@@ -68,6 +68,7 @@ class JournalHeader(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     DEFAULT_POLICY_FIELD_NUMBER: _builtins.int
     DEFAULT_SLOS_FIELD_NUMBER: _builtins.int
+    DEFAULT_PROFILE_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """Version of this file format; this is 1."""
     sidecar_version: _builtins.str
@@ -75,7 +76,9 @@ class JournalHeader(_message.Message):
     session: _builtins.str
     """The session."""
     default_policy: _builtins.str
-    """The sidecar's default policy at that time, which OpenSession may have left to it."""
+    """The sidecar's default policy at that time (name or name:key=value,key=value), to which OpenSession may have left it."""
+    default_profile: _builtins.str
+    """Hardware profile that the sidecar gives to sessions that name none."""
     @_builtins.property
     def default_slos(self) -> _scheduler_pb2.SloDefaults:
         """SLOs that the sidecar gives to requests when neither they nor their session bring any."""
@@ -88,10 +91,11 @@ class JournalHeader(_message.Message):
         session: _builtins.str = ...,
         default_policy: _builtins.str = ...,
         default_slos: _scheduler_pb2.SloDefaults | None = ...,
+        default_profile: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_slos", b"default_slos"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_policy", b"default_policy", "default_slos", b"default_slos", "format_version", b"format_version", "session", b"session", "sidecar_version", b"sidecar_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_policy", b"default_policy", "default_profile", b"default_profile", "default_slos", b"default_slos", "format_version", b"format_version", "session", b"session", "sidecar_version", b"sidecar_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

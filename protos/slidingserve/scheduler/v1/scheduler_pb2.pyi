@@ -7,7 +7,8 @@ Conventions that hold for every message:
 
 - Seconds are doubles on the ENGINE's monotonic clock; the sidecar never reads its own clock for a decision. Sizes are
   tokens or KV blocks. The unit is in the name of each field.
-- A request is named by a HANDLE that the engine chooses; a handle is never used again within a session.
+- A request is named by a HANDLE, a number that the engine counts up: a handle that arrives is larger than every handle
+  before it in the session, so none is ever used twice.
 - Lists of requests travel as columns (packed arrays of equal length), not as repeated rows: row i of a message is entry
   i of each of its columns. A column that is left out stands for the default that its comment gives, for every row.
 - Each request message on the stream is answered by exactly one response message.
@@ -619,7 +620,7 @@ class RequestColumns(_message.Message):
     TENANT_NAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Handles, unique within the session."""
+        """Handles. Those that arrive ascend and are larger than any before; those of a snapshot are distinct."""
 
     @_builtins.property
     def arrival_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -918,7 +919,7 @@ class BatchAllocation(_message.Message):
     """The sidecar is going away: it answers this stream no more after this message."""
     @_builtins.property
     def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Requests that get tokens, in the order in which the engine is to take them: running ones first."""
+        """Requests that get tokens, in the order in which the engine is to take them."""
 
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

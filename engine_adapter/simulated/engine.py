@@ -1,0 +1,384 @@
+"""The simulated engine: discrete events in virtual time, one iteration at a time.
+
+Who decides is handed in as a `DecisionSource`; without an answer the engine goes on by its own policy, as a real engine
+does. Time passes only by iterations (their duration comes from an `IterationTimer`) and by waiting for arrivals, so a
+decision costs no virtual time and both transports give the same run. As in vLLM, a request that arrives during an
+iteration waits for the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from typing import Protocol
+
+import numpy as np
+
+from engine_adapter.simulated.outcome import Outcome
+from engine_adapter.simulated.own_policy import schedule_own
+from engine_adapter.simulated.state import (
+    COUNTS,
+    DONE,
+    FREE_BLOCKS,
+    GAP_COUNT,
+    PREEMPTIONS,
+    REQUEST,
+    RUNNING,
+    RUNNING_COUNT,
+    WAITING,
+    WAITING_START,
+    WAITING_STOP,
+    Table,
+    finish_batch,
+    load_batch,
+    queue_arrivals,
+)
+from engine_adapter.simulated.timing import IterationTimer
+from engine_adapter.source import DecisionSource
+from slidingserve.contract.values import (
+    NO_INTS,
+    AppliedBatch,
+    BatchAllocation,
+    EngineLimits,
+    Floats,
+    Ints,
+    IterationState,
+    Mode,
+    ProgressColumns,
+    RequestColumns,
+    Snapshot,
+    Step,
+)
+
+
+class RequestFeed(Protocol):
+    """The requests of a run, as columns of one length; arrivals ascend."""
+
+    @property
+    def arrival_seconds(self) -> Floats:
+        """Seconds from the start of the run."""
+
+    @property
+    def prompt_tokens(self) -> Ints:
+        """At least 1 each."""
+
+    @property
+    def output_tokens(self) -> Ints:
+        """Tokens that each will generate, at least 1; the source of decisions never sees them."""
+
+    @property
+    def ttft_slo_seconds(self) -> Floats:
+        """Time-to-first-token SLOs."""
+
+    @property
+    def tbt_slo_seconds(self) -> Floats:
+        """Time-between-tokens SLOs."""
+
+    @property
+    def ttlt_slo_seconds(self) -> Floats:
+        """Time-to-last-token SLOs; 0: none."""
+
+    @property
+    def class_index(self) -> Ints:
+        """Index into class_names, from 1; 0: no class."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes."""
+
+
+class SimulatedEngine:
+    """One engine core with its queues, KV blocks and clock.
+
+    Args:
+        feed: the requests.
+        limits: budget, seats, KV blocks.
+        timer: how long a batch takes.
+        source: who decides; None: the engine's own policy. It must be open.
+        cpu_seconds_per_iteration: added to every iteration.
+        reserve_full_prompt: the engine's own policy admits only prompts that fit whole.
+    """
+
+    def __init__(
+        self,
+        feed: RequestFeed,
+        limits: EngineLimits,
+        timer: IterationTimer,
+        source: DecisionSource | None = None,
+        *,
+        cpu_seconds_per_iteration: float = 0.0,
+        reserve_full_prompt: bool = True,
+    ) -> None:
+        count = len(feed.arrival_seconds)
+        self._feed, self._limits, self._timer, self._source = feed, limits, timer, source
+        self._cpu_seconds = cpu_seconds_per_iteration
+        self._reserve_full_prompt = reserve_full_prompt
+        self._requests: Table = np.zeros(count, REQUEST)
+        for name, column in (
+            ("prompt", feed.prompt_tokens),
+            ("wanted", feed.output_tokens),
+            ("arrival", feed.arrival_seconds),
+            ("ttft", feed.ttft_slo_seconds),
+            ("tbt", feed.tbt_slo_seconds),
+            ("first", np.nan),
+            ("last", np.nan),
+            ("batch", -1),
+        ):
+            self._requests[name] = column
+        self._handles: Ints = np.arange(count)
+        self._arrivals: list[float] = feed.arrival_seconds.tolist()
+        self._running: Ints = np.zeros(count, np.int64)
+        self._waiting: Ints = np.zeros(3 * count + 1, np.int64)
+        self._counts: Ints = np.zeros(COUNTS, np.int64)
+        self._counts[[WAITING_START, WAITING_STOP, FREE_BLOCKS]] = (count, count, limits.kv_blocks)
+        self._gaps: Floats = np.zeros(max(0, int(feed.output_tokens.sum()) - count), np.float64)
+        self._rows, self._chunk, self._context = (np.zeros(limits.max_sequences, np.int64) for _ in range(3))
+        self._finished: Ints = np.zeros(limits.max_sequences, np.int64)
+        self._no_victims: Ints = np.zeros(0, np.int64)
+        self._next_arrival = 0
+        self._told = 0  # requests that the source has been told of
+        self._live = 0
+        self._rejected = 0
+        self._fallbacks = 0
+        self._scheduled = 0
+        self._loads = 0
+        self._digest = hashlib.sha256()
+        self._newly_finished = NO_INTS
+        self._applied: AppliedBatch | None = None
+        self._applied_exactly = True
+        self._last_seconds = 0.0
+        self.iterations = 0
+        self.now_seconds = 0.0
+
+    @property
+    def live(self) -> int:
+        """Requests that have arrived and are not finished."""
+        return self._live
+
+    @property
+    def finished(self) -> int:
+        """Requests that are finished or rejected."""
+        return self._next_arrival - self._live
+
+    def run(self) -> Outcome:
+        """Runs until every request has finished."""
+        while self.step():
+            pass
+        return self.outcome()
+
+    def step(self) -> bool:
+        """Runs one iteration; returns False when there is nothing left to do.
+
+        Time: that of the decision, plus linear in the batch and in what arrives.
+        """
+        self._take_arrivals()
+        if not self._live:
+            if self._next_arrival == len(self._arrivals):
+                return False
+            self.now_seconds = max(self.now_seconds, self._arrivals[self._next_arrival])
+            return True
+        count, preempted, as_planned = self._load(*self._decision())
+        if not count:  # nothing in the plan was possible
+            count, preempted, as_planned = self._load(*self._own_decision())
+        self._report(count, preempted, as_planned)
+        self._last_seconds = self._timer.seconds(self._chunk, self._context, count) + self._cpu_seconds
+        self.now_seconds += self._last_seconds
+        done = finish_batch(
+            self._requests,
+            self._running,
+            self._counts,
+            self._rows,
+            self._chunk,
+            count,
+            self.now_seconds,
+            self._gaps,
+            self._finished,
+        )
+        self._newly_finished = self._finished[:done].copy() if done else NO_INTS
+        self._live -= done
+        self._scheduled += count
+        self.iterations += 1
+        return True
+
+    def abort(self, handle: int) -> None:
+        """Ends a request that has arrived, as a client that hangs up does; unknown or finished ones are ignored."""
+        if handle >= self._next_arrival or self._requests["state"][handle] not in (WAITING, RUNNING):
+            return
+        request = self._requests[handle]
+        self._counts[FREE_BLOCKS] += request["blocks"]
+        request["blocks"], request["state"] = 0, DONE
+        running = self._running[: self._counts[RUNNING_COUNT]]
+        kept = running[running != handle]
+        self._running[: len(kept)] = kept
+        self._counts[RUNNING_COUNT] = len(kept)
+        start, stop = self._counts[[WAITING_START, WAITING_STOP]].tolist()
+        waiting = self._waiting[start:stop]
+        waiting = waiting[waiting != handle]
+        self._waiting[start : start + len(waiting)] = waiting
+        self._counts[WAITING_STOP] = start + len(waiting)
+        if handle < self._told:
+            self._newly_finished = np.append(self._newly_finished, handle)
+        self._live -= 1
+
+    def snapshot(self) -> Snapshot:
+        """Returns everything that the engine holds, as it is told to a source that is out of step."""
+        running = self._running[: self._counts[RUNNING_COUNT]]
+        waiting = self._waiting[self._counts[WAITING_START] : self._counts[WAITING_STOP]]
+        rows = np.concatenate([running, waiting])
+        progress = ProgressColumns(
+            NO_INTS, self._requests["computed"][rows], self._requests["generated"][rows].astype(np.int64)
+        )
+        return Snapshot(self._iteration(), self._columns(rows, self._feed.class_names), len(running), progress)
+
+    def outcome(self) -> Outcome:
+        """Returns what happened so far."""
+        arrived = self._requests
+        return Outcome(
+            arrival_seconds=self._feed.arrival_seconds,
+            first_token_seconds=arrived["first"].copy(),
+            last_token_seconds=arrived["last"].copy(),
+            output_tokens=arrived["generated"].copy(),
+            deadline_missed=arrived["late"].copy(),
+            gap_missed=arrived["gap_missed"].copy(),
+            finished=(arrived["state"] == DONE) & (arrived["generated"] >= arrived["wanted"]),
+            token_gaps=self._gaps[: self._counts[GAP_COUNT]].copy(),
+            makespan_seconds=self.now_seconds,
+            iterations=self.iterations,
+            scheduled_requests=self._scheduled,
+            preemptions=int(self._counts[PREEMPTIONS]),
+            rejected=self._rejected,
+            fallbacks=self._fallbacks,
+            allocation_digest=self._digest.hexdigest(),
+        )
+
+    def _take_arrivals(self) -> None:
+        """Queues every request that has arrived by now; those that never fit are rejected."""
+        first = self._next_arrival
+        if first == len(self._arrivals) or self._arrivals[first] > self.now_seconds:
+            return
+        self._next_arrival = bisect_right(self._arrivals, self.now_seconds, first)
+        limits = self._limits
+        capacity = limits.kv_blocks * limits.kv_block_tokens
+        rejected = queue_arrivals(
+            self._requests,
+            self._waiting,
+            self._counts,
+            first,
+            self._next_arrival,
+            min(capacity, limits.max_model_tokens or capacity),
+        )
+        self._rejected += rejected
+        self._live += self._next_arrival - first - rejected
+
+    def _decision(self) -> tuple[Ints, Ints, Ints]:
+        """Returns (rows, tokens, rows to preempt) from the source.
+
+        Without an answer, or with one that is not to be obeyed, the engine's own policy decides.
+        """
+        if self._source is not None:
+            allocation = self._source.decide(self._message(), self.snapshot)
+            if allocation is not None:
+                self._record(allocation)
+                if allocation.mode is Mode.ACTIVE and len(allocation.handles):
+                    self._applied_exactly = True
+                    return allocation.handles, allocation.tokens, allocation.preempted_handles
+        return self._own_decision()
+
+    def _own_decision(self) -> tuple[Ints, Ints, Ints]:
+        self._fallbacks += 1
+        self._applied_exactly = False
+        batch, preempt = schedule_own(
+            self._requests,
+            self._running,
+            self._waiting,
+            self._counts,
+            self._limits.max_tokens_per_iteration,
+            self._limits.max_sequences,
+            self._limits.kv_block_tokens,
+            reserve_full_prompt=self._reserve_full_prompt,
+        )
+        plan = np.array(batch, np.int64).reshape(-1, 2)
+        return plan[:, 0].copy(), plan[:, 1].copy(), np.array(preempt, np.int64)
+
+    def _record(self, allocation: BatchAllocation) -> None:
+        """Adds an allocation to the digest."""
+        words = np.empty(2 + 2 * len(allocation.handles), "<u4")
+        words[0] = allocation.step & 0xFFFFFFFF
+        words[1] = len(allocation.handles)
+        words[2::2] = allocation.handles
+        words[3::2] = allocation.tokens
+        self._digest.update(words.data)
+
+    def _load(self, handles: Ints, tokens: Ints, victims: Ints) -> tuple[int, Ints, bool]:
+        """Puts a plan into the engine; returns the batch's size, who was preempted, and whether all was as planned."""
+        if len(victims) > self._counts[WAITING_START]:
+            self._recenter_waiting()
+        self._loads += 1
+        limits = self._limits
+        victims = victims.copy() if len(victims) else self._no_victims
+        count, preempted, as_planned = load_batch(
+            self._requests,
+            self._running,
+            self._waiting,
+            self._counts,
+            handles,
+            tokens,
+            victims,
+            self._loads,
+            limits.max_tokens_per_iteration,
+            limits.max_sequences,
+            limits.kv_block_tokens,
+            self._rows,
+            self._chunk,
+            self._context,
+        )
+        return count, victims[:preempted], as_planned
+
+    def _message(self) -> Step:
+        """Returns what changed since the last message."""
+        finished, self._newly_finished = self._newly_finished, NO_INTS
+        step = Step(self._iteration(), self._applied_exactly, self._applied, None, finished, self._new_arrivals())
+        self._applied = None
+        return step
+
+    def _new_arrivals(self) -> RequestColumns | None:
+        first, stop = self._told, self._next_arrival
+        if first == stop:
+            return None
+        self._told = stop
+        names = self._feed.class_names if first == 0 else ()
+        if self._rejected:
+            rows = np.arange(first, stop)
+            return self._columns(rows[self._requests["state"][rows] != DONE], names)
+        return self._columns(slice(first, stop), names)
+
+    def _columns(self, rows: Ints | slice, class_names: tuple[str, ...]) -> RequestColumns:
+        feed = self._feed
+        return RequestColumns(
+            handles=self._handles[rows],
+            arrival_seconds=feed.arrival_seconds[rows],
+            prompt_tokens=feed.prompt_tokens[rows],
+            ttft_slo_seconds=feed.ttft_slo_seconds[rows],
+            tbt_slo_seconds=feed.tbt_slo_seconds[rows],
+            ttlt_slo_seconds=feed.ttlt_slo_seconds[rows],
+            class_index=feed.class_index[rows],
+            class_names=class_names,
+        )
+
+    def _iteration(self) -> IterationState:
+        return IterationState(0, self.iterations, self.now_seconds, int(self._counts[FREE_BLOCKS]), self._last_seconds)
+
+    def _report(self, count: int, preempted: Ints, as_planned: bool) -> None:
+        """Keeps what was executed for the next message, unless it was the allocation to the letter."""
+        self._applied_exactly = self._applied_exactly and as_planned
+        if self._applied_exactly:
+            self._applied = None
+        else:
+            self._applied = AppliedBatch(self._rows[:count].copy(), self._chunk[:count].copy(), preempted.copy())
+
+    def _recenter_waiting(self) -> None:
+        """Moves the waiting queue back to the middle of its array, so that there is room before it."""
+        start, stop = int(self._counts[WAITING_START]), int(self._counts[WAITING_STOP])
+        middle = len(self._requests)
+        self._waiting[middle : middle + stop - start] = self._waiting[start:stop].copy()
+        self._counts[[WAITING_START, WAITING_STOP]] = (middle, middle + stop - start)

@@ -1,0 +1,1 @@
+"""Experiments: workloads, traces, scores; wires engine and decision core together."""

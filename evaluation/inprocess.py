@@ -1,0 +1,68 @@
+"""The decision core as a `DecisionSource` without a sidecar process: same session, no wire."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+from sidecar.session.machine import Session, SessionDefaults
+from slidingserve.contract.values import (
+    BatchAllocation,
+    OpenSession,
+    ResyncRequired,
+    SessionError,
+    SessionOpened,
+    Snapshot,
+    Step,
+)
+
+
+class DecisionRefused(RuntimeError):
+    """The session refused a message; holds its words."""
+
+
+class InProcessSource:
+    """Hands the engine's messages to a session in this process.
+
+    Attributes:
+        session: the session, for tests that compare its mirror with the engine.
+        decision_seconds: time in the decision core, one entry per decision.
+    """
+
+    def __init__(self, defaults: SessionDefaults | None = None) -> None:
+        self.session = Session("in-process", defaults)
+        self.decision_seconds = array("d")
+        self._epoch = 0
+
+    def open(self, message: OpenSession) -> SessionOpened:
+        """Opens the session.
+
+        Raises:
+            DecisionRefused: the session said no.
+        """
+        answer = self.session.handle(message)
+        if not isinstance(answer, SessionOpened):
+            raise DecisionRefused(answer.message if isinstance(answer, SessionError) else str(answer))
+        return answer
+
+    def decide(self, step: Step, snapshot: Callable[[], Snapshot]) -> BatchAllocation:
+        """Returns the allocation for a step.
+
+        Raises:
+            DecisionRefused: the session refused the step; in one process that is a mistake of ours, so it is loud.
+        """
+        if self._epoch:
+            step = step._replace(iteration=step.iteration._replace(epoch=self._epoch))
+        answer = self.session.handle(step)
+        if isinstance(answer, ResyncRequired):
+            self._epoch = answer.expected_epoch + 1
+            full = snapshot()
+            answer = self.session.handle(full._replace(iteration=full.iteration._replace(epoch=self._epoch)))
+        if not isinstance(answer, BatchAllocation):
+            raise DecisionRefused(answer.message if isinstance(answer, SessionError) else str(answer))
+        if answer.phase_timings is not None:
+            self.decision_seconds.append(answer.phase_timings.core_seconds)
+        return answer
+
+    def close(self) -> None:
+        """Nothing is open."""

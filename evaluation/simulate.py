@@ -1,0 +1,201 @@
+"""One simulation: a workload, a hardware profile and a policy, in one process or over a sidecar."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from engine_adapter.client import ClientSettings, SchedulerClient
+from engine_adapter.simulated.engine import SimulatedEngine
+from engine_adapter.simulated.outcome import Outcome
+from engine_adapter.simulated.profiles import HardwareProfile, load_profile
+from engine_adapter.simulated.timing import ProfileTimer
+from engine_adapter.source import DecisionSource
+from evaluation.inprocess import InProcessSource
+from evaluation.recording import RecordingSource
+from evaluation.results import RunResult, tail
+from evaluation.scores import score
+from evaluation.screen import slo_summary
+from evaluation.sidecar_process import SidecarProcess
+from evaluation.traces import read_trace, trace_workload
+from evaluation.workloads import Workload, solo_ttft, synthetic_workload
+from sidecar.policies import registry
+from sidecar.policies.base import PolicyContext
+from slidingserve.contract.values import EngineInfo, EngineLimits, Floats, Ints, OpenSession
+
+Transport = Literal["grpc", "inprocess"]
+CONNECT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationRequest:
+    """What to simulate; see `slidingserve simulate --help`. Rates in requests/s, times in seconds."""
+
+    policies: tuple[str, ...] = ("vllm",)
+    workload: str = "mixed-v1"
+    trace: Path | None = None
+    rate: float | None = 2.0
+    requests: int | None = 600
+    profile: str = "rtx3090-tp2"
+    seed: int = 0
+    floor_seconds: float = 0.2
+    ttft_seconds: float | None = None
+    tbt_seconds: float | None = None
+    transport: Transport = "grpc"
+
+
+Progress = Callable[[str, int, int], None]
+"""Told (policy, finished requests, all requests) now and then."""
+
+
+def simulate(request: SimulationRequest, progress: Progress = lambda policy, done, total: None) -> list[RunResult]:
+    """Runs every policy on the same requests; returns their results in the order of the policies.
+
+    Raises:
+        ProfileError, WorkloadError, TraceError: what they say.
+        UnknownPolicyError, PolicyParameterError, ValueError: a policy or its parameters.
+        SidecarFailed, ClientError: the sidecar process did not serve.
+    """
+    profile = load_profile(request.profile)
+    limits = engine_limits(profile)
+    for text in request.policies:
+        name, parameters = registry.parse_spec(text)
+        registry.build(name, parameters, PolicyContext(limits, profile.name))
+    workload = make_workload(request, profile)
+    if request.transport == "inprocess":
+        return [_run(request, text, workload, profile, None, progress) for text in request.policies]
+    with SidecarProcess() as sidecar:
+        return [_run(request, text, workload, profile, sidecar, progress) for text in request.policies]
+
+
+def engine_limits(profile: HardwareProfile) -> EngineLimits:
+    """Returns the limits of an engine on this hardware."""
+    return EngineLimits(
+        profile.max_tokens_per_iteration, profile.max_sequences, profile.kv_blocks, profile.kv_block_tokens
+    )
+
+
+def make_workload(request: SimulationRequest, profile: HardwareProfile) -> Workload:
+    """Returns the requests: synthetic, with SLOs relative to the profile's speed, or from a trace."""
+    if request.trace is not None:
+        return trace_workload(
+            read_trace(request.trace),
+            name=request.trace.name,
+            requests=request.requests,
+            rate=request.rate,
+            seed=request.seed,
+            ttft_seconds=request.ttft_seconds,
+            tbt_seconds=request.tbt_seconds,
+        )
+    timer = ProfileTimer(profile)
+
+    def solo(prompt_tokens: Ints) -> Floats:
+        return solo_ttft(timer, prompt_tokens)
+
+    return synthetic_workload(
+        request.workload,
+        rate=2.0 if request.rate is None else request.rate,
+        requests=600 if request.requests is None else request.requests,
+        seed=request.seed,
+        solo_ttft_seconds=solo,
+        floor_seconds=request.floor_seconds,
+        ttft_seconds=request.ttft_seconds,
+        tbt_seconds=request.tbt_seconds,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """An open source and where its times are found after the run."""
+
+    source: DecisionSource
+    decision_seconds: Callable[[], Floats]
+    round_trip_seconds: Callable[[], Floats | None]
+
+
+@contextmanager
+def _opened(opening: OpenSession, sidecar: SidecarProcess | None) -> Iterator[_Opened]:
+    if sidecar is None:
+        core = InProcessSource()
+        core.open(opening)
+        yield _Opened(core, lambda: np.array(core.decision_seconds), lambda: None)
+        return
+    client = SchedulerClient(ClientSettings(sidecar.address, deadline_seconds=None))
+    recorder = RecordingSource(client)
+    try:
+        open_client(client, opening, sidecar)
+        yield _Opened(recorder, recorder.decision_seconds, lambda: client.counters.round_trips.seconds())
+    finally:
+        client.close()
+
+
+def open_client(client: SchedulerClient, opening: OpenSession, sidecar: SidecarProcess) -> None:
+    """Opens the session as soon as the sidecar's process serves; does not wait for one that has ended."""
+    from engine_adapter.client import SidecarUnavailable
+
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        sidecar.check()
+        try:
+            client.open(opening, wait_seconds=1.0)
+            return
+        except SidecarUnavailable:
+            if time.monotonic() > deadline:
+                raise
+
+
+def _run(
+    request: SimulationRequest,
+    policy: str,
+    workload: Workload,
+    profile: HardwareProfile,
+    sidecar: SidecarProcess | None,
+    progress: Progress,
+) -> RunResult:
+    name, parameters = registry.parse_spec(policy)
+    limits = engine_limits(profile)
+    engine_info = EngineInfo(
+        "simulated", instance=profile.name, model=profile.model, tensor_parallel=profile.tensor_parallel
+    )
+    opening = OpenSession(limits, engine=engine_info, policy=name, policy_parameters=parameters, profile=profile.name)
+    with _opened(opening, sidecar) as opened:
+        engine = SimulatedEngine(workload, limits, ProfileTimer(profile), opened.source)
+        started = time.perf_counter()
+        outcome = drive(engine, len(workload), lambda done, total: progress(policy, done, total))
+        wall = time.perf_counter() - started
+    round_trips = opened.round_trip_seconds()
+    return RunResult(
+        policy=name,
+        policy_parameters=policy.partition(":")[2],
+        workload=workload.name,
+        profile=profile.name,
+        transport=request.transport,
+        rate=workload.rate,
+        seed=request.seed,
+        requests=len(workload),
+        floor_seconds=0.0 if request.trace is not None else request.floor_seconds,
+        slos=slo_summary(workload),
+        scores=score(workload, outcome),
+        decision_seconds=tail(opened.decision_seconds()),
+        round_trip_seconds=None if round_trips is None else tail(round_trips),
+        fallbacks=outcome.fallbacks,
+        allocation_digest=outcome.allocation_digest,
+        iterations=outcome.iterations,
+        mean_batch=outcome.scheduled_requests / max(1, outcome.iterations),
+        wall_seconds=wall,
+    )
+
+
+def drive(engine: SimulatedEngine, total: int, progress: Callable[[int, int], None]) -> Outcome:
+    """Runs the engine to its end, telling progress every 200 iterations."""
+    while engine.step():
+        if engine.iterations % 200 == 0:
+            progress(engine.finished, total)
+    progress(total, total)
+    return engine.outcome()

@@ -1,0 +1,36 @@
+"""The codec between the contract's values and protobuf: pure functions, both directions for every message.
+
+``encode_*`` makes a new message and ``write_*`` fills one in place (a journal entry's, for example). ``decode_*`` makes
+a value. Encoding refuses what the wire type cannot hold with `ContractError`; decoding accepts every well-formed
+message, because whether the values make sense is for the session to judge.
+"""
+
+from slidingserve.contract.codec.decode import (
+    decode_decide_request,
+    decode_decide_response,
+    decode_request,
+    decode_response,
+)
+from slidingserve.contract.codec.encode import (
+    encode_decide_request,
+    encode_decide_response,
+    encode_request,
+    encode_response,
+    write_request,
+    write_response,
+)
+from slidingserve.contract.codec.errors import ContractError
+
+__all__ = [
+    "ContractError",
+    "decode_decide_request",
+    "decode_decide_response",
+    "decode_request",
+    "decode_response",
+    "encode_decide_request",
+    "encode_decide_response",
+    "encode_request",
+    "encode_response",
+    "write_request",
+    "write_response",
+]

@@ -1,0 +1,5 @@
+"""``python -m sidecar`` is ``slidingserve``."""
+
+from sidecar.cli import main
+
+main()

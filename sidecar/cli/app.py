@@ -1,0 +1,134 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sidecar.cli import profiles
+
+app = typer.Typer(
+    name="slidingserve",
+    help="Decides, every iteration, how many tokens each request of an LLM engine gets, so that latency SLOs are met.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(profiles.app, name="profiles")
+
+Config = Annotated[Path | None, typer.Option("--config", help="TOML file; or set SLIDINGSERVE_CONFIG.")]
+Listen = Annotated[str | None, typer.Option(help="Where engines connect: unix:/path or host:port.")]
+HealthListen = Annotated[str | None, typer.Option(help="Second address for health checks only, host:port.")]
+Policy = Annotated[str | None, typer.Option(help="Default policy: name or name:key=value,key=value.")]
+Profile = Annotated[str | None, typer.Option(help="Default hardware profile for the predictor.")]
+DefaultTtft = Annotated[float | None, typer.Option(help="TTFT SLO where nobody brings one, seconds.")]
+DefaultTbt = Annotated[float | None, typer.Option(help="TBT SLO where nobody brings one, seconds.")]
+MaxSessions = Annotated[int | None, typer.Option(help="Most engines at once.")]
+MaxMessage = Annotated[int | None, typer.Option(help="Largest message, bytes.")]
+Drain = Annotated[float | None, typer.Option(help="Longest wait for engines after SIGTERM, seconds.")]
+JournalDir = Annotated[Path | None, typer.Option(help="Folder for journals of sessions.")]
+LogFormat = Annotated[str | None, typer.Option(help="console or json.")]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
+
+
+@app.command()
+def serve(
+    config: Config = None,
+    listen: Listen = None,
+    health_listen: HealthListen = None,
+    policy: Policy = None,
+    profile: Profile = None,
+    default_ttft_seconds: DefaultTtft = None,
+    default_tbt_seconds: DefaultTbt = None,
+    max_sessions: MaxSessions = None,
+    max_message_bytes: MaxMessage = None,
+    drain_seconds: Drain = None,
+    journal_dir: JournalDir = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
+) -> None:
+    """Serve engines: the sidecar. Flags win over SLIDINGSERVE_* variables, those over the file."""
+    flags = {name: value for name, value in locals().items() if name != "config"}
+    from sidecar.cli import serving
+
+    serving.serve(flags, config)
+
+
+@app.command("check-config")
+def check_config(
+    config: Config = None,
+    listen: Listen = None,
+    health_listen: HealthListen = None,
+    policy: Policy = None,
+    profile: Profile = None,
+    default_ttft_seconds: DefaultTtft = None,
+    default_tbt_seconds: DefaultTbt = None,
+    max_sessions: MaxSessions = None,
+    max_message_bytes: MaxMessage = None,
+    drain_seconds: Drain = None,
+    journal_dir: JournalDir = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
+) -> None:
+    """Check the settings that `serve` would use with these flags, and show where each is from."""
+    flags = {name: value for name, value in locals().items() if name != "config"}
+    from sidecar.cli import serving
+
+    serving.check_config(flags, config)
+
+
+@app.command()
+def simulate(
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Policy, name or name:key=value,key=value; repeat to compare.")
+    ] = None,
+    workload: Annotated[str, typer.Option(help="sharegpt, arxiv-v1, arxiv-v2, mixed-v1 or mixed-v2.")] = "mixed-v1",
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Requests from a file instead (Azure, BurstGPT, Mooncake or our CSV; .gz too)."),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests/s. Default: 2 for a workload, as recorded for a trace.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="How many requests. Default: 600 of a workload, all of a trace.")
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(help="Hardware profile: a name from `slidingserve profiles list` or a file.")
+    ] = "rtx3090-tp2",
+    seed: Annotated[int, typer.Option(help="Seed of arrivals and lengths.")] = 0,
+    floor_ms: Annotated[
+        float, typer.Option(help="Added to each relative TTFT SLO: what tokenizer, HTTP and network take, ms.")
+    ] = 200.0,
+    ttft_ms: Annotated[float | None, typer.Option(help="TTFT SLO for every request instead, ms.")] = None,
+    tbt_ms: Annotated[float | None, typer.Option(help="TBT SLO for every request instead, ms.")] = None,
+    transport: Annotated[
+        str, typer.Option(help="grpc: a sidecar process on a Unix socket. inprocess: the same core, no wire.")
+    ] = "grpc",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the results as JSON (- = stdout, without the table).")
+    ] = None,
+) -> None:
+    """Simulate an engine with a sidecar and show which SLOs are met."""
+    options: dict[str, Any] = dict(locals())
+    from sidecar.cli import simulating
+
+    simulating.simulate(options)
+
+
+@app.command()
+def policies() -> None:
+    """List the installed policies and their parameters."""
+    from sidecar.cli import listing
+
+    listing.policies()
+
+
+@app.command()
+def version() -> None:
+    """Show the version."""
+    from slidingserve import __version__
+
+    typer.echo(f"slidingserve {__version__}")

@@ -1,0 +1,100 @@
+"""``slidingserve simulate``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import typer
+
+from sidecar.cli.failing import fail
+
+
+def simulate(options: dict[str, Any]) -> None:
+    """Runs the simulation with progress on stderr; prints the table, or JSON."""
+    from engine_adapter.client import ClientError
+    from evaluation.results import to_json
+    from evaluation.screen import render
+    from evaluation.sidecar_process import SidecarFailed
+    from evaluation.simulate import simulate as run
+
+    try:
+        request = _request(options)
+        with _Progress(len(request.policies)) as progress:
+            results = run(request, progress.update)
+    except (ValueError, LookupError, ClientError, SidecarFailed) as error:
+        fail(str(error))
+    file: Path | None = options["json_file"]
+    text = json.dumps(to_json(results), indent=2)
+    if file is not None and str(file) == "-":
+        typer.echo(text)
+        return
+    typer.echo(render(results))
+    if file is not None:
+        try:
+            file.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            fail(f"--json {file}: cannot be written ({error.strerror}); give another file")
+
+
+def _request(options: dict[str, Any]) -> Any:
+    from evaluation.simulate import SimulationRequest, Transport
+
+    known = get_args(Transport)
+    if options["transport"] not in known:
+        raise ValueError(f"--transport {options['transport']}: give one of {', '.join(known)}")
+    trace = options["trace"]
+    return SimulationRequest(
+        policies=tuple(options["policy"] or ("vllm",)),
+        workload=options["workload"],
+        trace=trace,
+        rate=options["rate"],
+        requests=options["requests"],
+        profile=options["profile"],
+        seed=options["seed"],
+        floor_seconds=options["floor_ms"] / 1e3,
+        ttft_seconds=None if options["ttft_ms"] is None else options["ttft_ms"] / 1e3,
+        tbt_seconds=None if options["tbt_ms"] is None else options["tbt_ms"] / 1e3,
+        transport=options["transport"],
+    )
+
+
+class _Progress:
+    """A bar on stderr where there is a terminal; nothing elsewhere."""
+
+    def __init__(self, policies: int) -> None:
+        self._bar: Any = None
+        self._task: Any = None
+        self._policy = ""
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed}/{task.total} requests"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+
+    def __enter__(self) -> _Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, policy: str, done: int, total: int) -> None:
+        """Shows how far the run of a policy is."""
+        if self._bar is None:
+            return
+        if policy != self._policy:
+            self._policy = policy
+            self._task = self._bar.add_task(policy, total=total)
+        self._bar.update(self._task, completed=done)

@@ -1,0 +1,164 @@
+"""Journals: what a session said, on disk, and replayed.
+
+A file holds length-prefixed `JournalEntry` messages: a header, then each request of the engine followed by the answer
+(without phase timings, the only part of an answer that depends on a clock). The same versions give the same bytes
+again, which is what `replay` checks.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from google.protobuf import proto
+from google.protobuf.message import DecodeError
+
+from sidecar.session.machine import Session, SessionDefaults
+from slidingserve import __version__
+from slidingserve.contract.codec import decode_request, encode_response
+from slidingserve.contract.values import BatchAllocation, Response, SloDefaults
+from slidingserve.journal.v1 import journal_pb2
+from slidingserve.scheduler.v1 import scheduler_pb2 as pb
+
+FORMAT_VERSION = 1
+
+
+class JournalError(ValueError):
+    """A file that is no journal, or a newer one; the message names file, place and remedy."""
+
+
+class JournalWriter:
+    """Writes one session.
+
+    Args:
+        stream: open for binary writing; closed by `close`.
+        session: the session's name.
+        defaults: what the sidecar decided where the session left it open.
+    """
+
+    def __init__(self, stream: BinaryIO, session: str, defaults: SessionDefaults) -> None:
+        self._stream = stream
+        header = journal_pb2.JournalHeader(
+            format_version=FORMAT_VERSION,
+            sidecar_version=__version__,
+            session=session,
+            default_policy=policy_spec(defaults),
+            default_slos=pb.SloDefaults(
+                ttft_slo_seconds=defaults.slos.ttft_slo_seconds,
+                tbt_slo_seconds=defaults.slos.tbt_slo_seconds,
+                ttlt_slo_seconds=defaults.slos.ttlt_slo_seconds,
+            ),
+            default_profile=defaults.profile,
+        )
+        self._write(journal_pb2.JournalEntry(header=header))
+
+    def write(self, request: pb.ScheduleRequest, answer: Response) -> None:
+        """Adds one exchange. Linear in the messages."""
+        self._write(journal_pb2.JournalEntry(request=request))
+        self._write(journal_pb2.JournalEntry(response=encode_response(without_timings(answer))))
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._stream.close()
+
+    def _write(self, entry: journal_pb2.JournalEntry) -> None:
+        buffer = io.BytesIO()  # one write per entry, so that a crash leaves whole entries and at most one torn
+        proto.serialize_length_prefixed(entry, buffer)
+        self._stream.write(buffer.getvalue())
+
+
+def policy_spec(defaults: SessionDefaults) -> str:
+    """Returns the default policy as text: name:key=value,..."""
+    parameters = ",".join(f"{name}={value}" for name, value in defaults.policy_parameters.items())
+    return f"{defaults.policy}:{parameters}" if parameters else defaults.policy
+
+
+def without_timings(answer: Response) -> Response:
+    """Returns the part of an answer that does not depend on any clock of the sidecar."""
+    return answer._replace(phase_timings=None) if isinstance(answer, BatchAllocation) else answer
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """A journal in memory: its header and its exchanges (request, answer or None if the file ends before it)."""
+
+    header: journal_pb2.JournalHeader
+    exchanges: tuple[tuple[pb.ScheduleRequest, pb.ScheduleResponse | None], ...]
+
+
+def read_entries(path: Path) -> Iterator[journal_pb2.JournalEntry]:
+    """Yields the entries of a file one by one; a torn last entry, as a crash leaves it, ends the iteration.
+
+    Raises:
+        JournalError: the file cannot be read, is no journal, or is of a newer format.
+    """
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise JournalError(f"{path}: cannot be read ({error.strerror}); give the path of a journal") from error
+    with stream:
+        number = 0
+        while True:
+            start = stream.tell()
+            try:
+                entry = proto.parse_length_prefixed(journal_pb2.JournalEntry, stream)  # type: ignore[arg-type]  # any BinaryIO
+            except DecodeError as error:
+                at_end = not stream.read(1)
+                if at_end and number:
+                    return
+                raise JournalError(f"{path}: byte {start} is not a journal entry; the file is damaged") from error
+            except ValueError as error:  # the file ends within an entry
+                if number:
+                    return
+                raise JournalError(f"{path}: is not a journal; it holds no whole entry") from error
+            if entry is None:
+                if not number:
+                    raise JournalError(f"{path}: is empty; no session was recorded")
+                return
+            if not number:
+                _check_header(path, entry)
+            number += 1
+            yield entry
+
+
+def _check_header(path: Path, entry: journal_pb2.JournalEntry) -> None:
+    if entry.WhichOneof("payload") != "header":
+        raise JournalError(f"{path}: is not a journal; its first entry is no header")
+    version = entry.header.format_version
+    if version != FORMAT_VERSION:
+        raise JournalError(
+            f"{path}: has format version {version}, this release reads {FORMAT_VERSION}; use the release that wrote it "
+            f"({entry.header.sidecar_version or 'unknown'})"
+        )
+
+
+def read_journal(path: Path) -> Journal:
+    """Reads a whole journal. See `read_entries` for errors."""
+    entries = read_entries(path)
+    header = next(entries).header
+    exchanges: list[tuple[pb.ScheduleRequest, pb.ScheduleResponse | None]] = []
+    for entry in entries:
+        if entry.WhichOneof("payload") == "request":
+            exchanges.append((entry.request, None))
+        elif exchanges:
+            exchanges[-1] = (exchanges[-1][0], entry.response)
+    return Journal(header, tuple(exchanges))
+
+
+def replay(journal: Journal) -> Iterator[tuple[pb.ScheduleRequest, pb.ScheduleResponse]]:
+    """Yields each recorded request and what a new session answers to it now. Deterministic."""
+    from sidecar.policies.registry import parse_spec
+
+    header = journal.header
+    name, parameters = parse_spec(header.default_policy)
+    slos = SloDefaults(
+        header.default_slos.ttft_slo_seconds, header.default_slos.tbt_slo_seconds, header.default_slos.ttlt_slo_seconds
+    )
+    session = Session(
+        header.session, SessionDefaults(name, parameters, slos, header.default_profile), clock=lambda: 0.0
+    )
+    for request, _ in journal.exchanges:
+        yield request, encode_response(without_timings(session.handle(decode_request(request))))

@@ -1,0 +1,1 @@
+"""Scheduling policies: one file each (SlidingServe: one folder), registered by name in `registry`."""

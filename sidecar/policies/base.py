@@ -1,0 +1,82 @@
+"""What a policy is: given the queues and the facts of this iteration, it fills a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from sidecar.queues import ENTRY, Queues, Table
+from slidingserve.contract.values import EngineLimits, Ints
+
+
+class Iteration(NamedTuple):
+    """The facts of one iteration; seconds on the engine's clock, blocks, iterations."""
+
+    now_seconds: float
+    free_blocks: int
+    last_seconds: float  # duration of the last finished iteration; 0: unknown
+    last_censored: bool  # that duration is an upper bound only
+    may_admit: bool  # whether waiting requests may be given tokens
+    pipeline_depth: int
+
+
+class Plan:
+    """What a policy decided, in buffers that are used again in the next iteration.
+
+    Attributes:
+        entries: rows of ENTRY (slot, tokens), the first ``count`` are the batch, each slot at most once.
+        victims: slots of running requests to preempt, the first ``victim_count``, in order.
+        demoted: slots that the policy put last, the first ``demoted_count``.
+        predicted_seconds: predicted duration of the batch; 0: none.
+        path: which way through the policy decided.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.entries: Table = np.zeros(capacity, ENTRY)
+        self.victims: Ints = np.zeros(capacity, np.int64)
+        self.demoted: Ints = np.zeros(capacity, np.int64)
+        self.clear()
+
+    def clear(self) -> None:
+        """Empties the plan."""
+        self.count = 0
+        self.victim_count = 0
+        self.demoted_count = 0
+        self.predicted_seconds = 0.0
+        self.path = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyContext:
+    """What a policy is built for: the engine's limits and the hardware profile of its session (may be empty)."""
+
+    limits: EngineLimits
+    profile: str = ""
+
+
+class Policy(Protocol):
+    """Decides one iteration at a time for one session.
+
+    A policy may keep state of its own (throughput estimates, say) but must be deterministic: the same sequence of
+    queues and iterations gives the same sequence of plans. It reads neither clocks nor files after it is built.
+    """
+
+    @property
+    def version(self) -> str:
+        """Changes whenever decisions may."""
+
+    @property
+    def model_version(self) -> str:
+        """Version of the latency model it decides by; empty: none."""
+
+    def decide(self, queues: Queues, iteration: Iteration, plan: Plan) -> None:
+        """Fills ``plan`` (which comes empty); may not change ``queues``."""
+
+
+class PolicyFactory(Protocol):
+    """Builds the policy for one session."""
+
+    def __call__(self, parameters: Any, context: PolicyContext) -> Policy:
+        """``parameters`` is an instance of the registered parameters class."""

@@ -1,0 +1,1 @@
+"""gRPC services: thin shells that turn messages into values and hand them to the core."""

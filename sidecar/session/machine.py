@@ -1,0 +1,342 @@
+"""The protocol as a state machine without I/O: one message in, one answer out.
+
+    state           OpenSession      Snapshot            Step
+    NEW             open -> SYNCED   out of turn         out of turn
+    SYNCED          out of turn      restore -> SYNCED   decide -> SYNCED; not the expected one -> LOST, resync required
+    LOST            out of turn      restore -> SYNCED   resync required
+
+A refused message changes nothing in the mirror. After a refused Step or Snapshot the engine has gone on with its own
+policy, so the mirror is wrong whatever it holds: the session is LOST and only a Snapshot leads back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Protocol
+
+from sidecar.guard import enforce_limits
+from sidecar.policies import registry
+from sidecar.policies.base import Iteration, Plan, Policy, PolicyContext
+from sidecar.session import checks
+from sidecar.session.mirror import Mirror
+from sidecar.session.refusal import Refusal
+from slidingserve import __version__
+from slidingserve.contract.values import (
+    NO_INTS,
+    PROTOCOL_VERSION,
+    BatchAllocation,
+    ErrorReason,
+    Ints,
+    IterationState,
+    Mode,
+    OpenSession,
+    PauseState,
+    PhaseTimings,
+    Request,
+    Response,
+    ResyncReason,
+    ResyncRequired,
+    SessionOpened,
+    SloDefaults,
+    Snapshot,
+    Step,
+)
+
+
+class State(Enum):
+    """Where a session stands."""
+
+    NEW = auto()
+    SYNCED = auto()
+    LOST = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDefaults:
+    """What the sidecar decides where a session leaves it open.
+
+    Attributes:
+        policy: name of the policy.
+        policy_parameters: its settings, as text; used only where the session names no policy.
+        slos: SLOs in seconds for requests for which neither they nor their session bring any.
+        profile: hardware profile or model for the predictor.
+    """
+
+    policy: str = "vllm"
+    policy_parameters: dict[str, str] = field(default_factory=dict)
+    slos: SloDefaults = field(default_factory=lambda: SloDefaults(1.0, 0.05))
+    profile: str = ""
+
+
+class PolicyBuilder(Protocol):
+    """Builds a session's policy; `registry.build` is the one in use."""
+
+    def __call__(self, name: str, parameters: dict[str, str], context: PolicyContext) -> Policy:
+        """Raises as `registry.build` does."""
+
+
+class Session:
+    """One engine's session.
+
+    Args:
+        name: names the session in answers, logs and journals.
+        defaults: see `SessionDefaults`.
+        build_policy: see `PolicyBuilder`.
+        clock: seconds, for phase timings only; no decision depends on it.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        defaults: SessionDefaults | None = None,
+        build_policy: PolicyBuilder = registry.build,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.name = name
+        self.state = State.NEW
+        self.draining = False
+        self.failure: BaseException | None = None  # what was behind the last refusal, if it was not the message
+        self.guarded = 0  # plan rows that the guard had to change, since the session opened
+        self._defaults = defaults or SessionDefaults()
+        self._build_policy = build_policy
+        self._clock = clock
+        self._epoch = 0
+        self._next_step = 0
+        self._now_seconds = 0.0
+        self._decisions = 0
+
+    def handle(self, message: Request | None) -> Response:
+        """Returns the answer to one message; None is a message that holds nothing. Never raises `Refusal`.
+
+        Time: that of the policy, plus linear in what the message and the batch hold.
+        """
+        transition = _TRANSITIONS.get((self.state, type(message)), Session._out_of_turn)
+        try:
+            return transition(self, message)
+        except Refusal as refusal:
+            self.failure = refusal.__cause__
+            if isinstance(message, Step | Snapshot) and self.state is not State.NEW:
+                self.state = State.LOST
+            if isinstance(message, Step | Snapshot):
+                return refusal.as_error(message.iteration.epoch, message.iteration.step)
+            return refusal.as_error()
+
+    def lose(self) -> None:
+        """Makes the session ask for a snapshot, after a failure that left its mirror in doubt."""
+        if self.state is State.SYNCED:
+            self.state = State.LOST
+
+    @property
+    def mirror(self) -> Mirror:
+        """The mirror of the engine's queues; there is one once the session is open."""
+        return self._mirror
+
+    def _open(self, message: OpenSession) -> SessionOpened:
+        checks.check_open(message)
+        policy_name = message.policy or self._defaults.policy
+        own = dict(message.policy_parameters)
+        parameters = own if message.policy else {**self._defaults.policy_parameters, **own}
+        context = PolicyContext(message.limits, message.profile or self._defaults.profile)
+        self._policy = self._policy_named(policy_name, parameters, context)
+        slos = fill_slos(message.slo_defaults, self._defaults.slos)
+        self._limits = message.limits
+        self._mirror = Mirror(message.limits, slos)
+        self._plan = Plan(self._mirror.queues.capacity)
+        self._new_output()
+        self.mode = message.mode if message.mode in _MODES else Mode.ACTIVE
+        self.state = State.SYNCED
+        return SessionOpened(
+            session=self.name,
+            protocol_version=PROTOCOL_VERSION,
+            sidecar_version=__version__,
+            policy=policy_name,
+            policy_version=self._policy.version,
+            model_version=self._policy.model_version,
+            limits=message.limits,
+            slo_defaults=slos,
+            mode=self.mode,
+        )
+
+    def _policy_named(self, name: str, parameters: dict[str, str], context: PolicyContext) -> Policy:
+        try:
+            return self._build_policy(name, parameters, context)
+        except registry.UnknownPolicyError as error:
+            raise Refusal(ErrorReason.UNKNOWN_POLICY, "open_session.policy", name, str(error)) from error
+        except registry.UnknownProfileError as error:
+            raise Refusal(ErrorReason.UNKNOWN_PROFILE, "open_session.profile", context.profile, str(error)) from error
+        except registry.PolicyParameterError as error:
+            raise Refusal(
+                ErrorReason.INVALID_POLICY_PARAMETER,
+                f"open_session.policy_parameters[{error.name!r}]",
+                error.value,
+                error.remedy,
+            ) from error
+
+    def _step(self, message: Step) -> BatchAllocation | ResyncRequired:
+        iteration = message.iteration
+        if iteration.epoch != self._epoch or iteration.step != self._next_step:
+            self.state = State.LOST
+            wrong_epoch = iteration.epoch != self._epoch
+            return self._resync(iteration, ResyncReason.EPOCH_MISMATCH if wrong_epoch else ResyncReason.STEP_MISMATCH)
+        started = self._clock()
+        checks.check_iteration(iteration, "step.iteration", self._limits, self._now_seconds)
+        self._mirror.update(message, self._plan)
+        return self._decide(iteration, started)
+
+    def _restore(self, message: Snapshot) -> BatchAllocation:
+        iteration = message.iteration
+        started = self._clock()
+        if iteration.epoch <= self._epoch:
+            raise Refusal(
+                ErrorReason.INVALID_FIELD,
+                "snapshot.iteration.epoch",
+                iteration.epoch,
+                f"a snapshot starts a new epoch; give a number above {self._epoch}",
+            )
+        checks.check_iteration(iteration, "snapshot.iteration", self._limits, 0.0)
+        self._mirror.restore(message)
+        self._epoch = iteration.epoch
+        self.state = State.SYNCED
+        return self._decide(iteration, started)
+
+    def _resync_after_error(self, message: Step) -> ResyncRequired:
+        return self._resync(message.iteration, ResyncReason.AFTER_ERROR)
+
+    def _resync(self, iteration: IterationState, reason: ResyncReason) -> ResyncRequired:
+        text = (
+            f"step {iteration.step} of epoch {iteration.epoch} does not follow; expected was step {self._next_step} of "
+            f"epoch {self._epoch}; send a Snapshot with an epoch above {self._epoch}"
+        )
+        return ResyncRequired(iteration.epoch, iteration.step, reason, self._epoch, self._next_step, text)
+
+    def _out_of_turn(self, message: Request | None) -> Response:
+        kind = _FIELD_NAMES.get(type(message), "")
+        if not kind:
+            raise Refusal(ErrorReason.INVALID_FIELD, "payload", "nothing", "set one field of ScheduleRequest.payload")
+        remedy = (
+            "send open_session first"
+            if self.state is State.NEW
+            else "the session is open; close the stream to start anew"
+        )
+        raise Refusal(ErrorReason.OUT_OF_TURN, "payload", kind, remedy)
+
+    def _new_output(self) -> None:
+        capacity = self._mirror.queues.capacity
+        self._handles: Ints = self._mirror.queues.running.copy()
+        self._tokens: Ints = self._handles.copy()
+        self._victim_handles: Ints = self._handles.copy()
+        self._plan = Plan(capacity)
+
+    def _decide(self, iteration: IterationState, started: float) -> BatchAllocation:
+        queues = self._mirror.queues
+        if len(self._handles) != queues.capacity:
+            self._new_output()
+        plan = self._plan
+        plan.clear()
+        mirrored = self._clock()
+        if self.mode is not Mode.OFF and iteration.pause_state != PauseState.PAUSED_ALL:
+            may_admit = iteration.pause_state == PauseState.RUNNING
+            facts = Iteration(
+                iteration.now_seconds,
+                iteration.free_kv_blocks,
+                iteration.last_iteration_seconds,
+                iteration.last_iteration_censored,
+                may_admit,
+                iteration.pipeline_depth,
+            )
+            try:
+                self._policy.decide(queues, facts, plan)
+            except Exception as error:
+                plan.clear()
+                remedy = (
+                    f"policy {self._policy.version!r} failed ({error!r}); this is a mistake of the policy, report it"
+                )
+                raise Refusal(ErrorReason.INTERNAL, "", "", remedy) from error
+            decided = self._clock()
+            self._guard(iteration, may_admit)
+        else:
+            decided = mirrored
+        self._next_step = iteration.step + 1
+        self._now_seconds = iteration.now_seconds
+        count = plan.count
+        return BatchAllocation(
+            iteration.epoch,
+            iteration.step,
+            self._handles[:count].copy(),
+            self._tokens[:count].copy(),
+            self._victim_handles[: plan.victim_count].copy() if plan.victim_count else NO_INTS,
+            queues.requests["handle"][plan.demoted[: plan.demoted_count]] if plan.demoted_count else NO_INTS,
+            plan.predicted_seconds,
+            self._policy.version,
+            self._policy.model_version,
+            plan.path,
+            self.mode,
+            PhaseTimings(0.0, mirrored - started, decided - mirrored, self._clock() - decided),
+            self.draining,
+        )
+
+    def _guard(self, iteration: IterationState, may_admit: bool) -> None:
+        queues, plan, limits = self._mirror.queues, self._plan, self._limits
+        plan.count, plan.victim_count, changed = enforce_limits(
+            queues.requests,
+            queues.bounds,
+            plan.entries,
+            plan.count,
+            plan.victims,
+            plan.victim_count,
+            self._decisions,
+            limits.max_tokens_per_iteration,
+            limits.max_sequences,
+            iteration.free_kv_blocks,
+            limits.kv_block_tokens,
+            may_admit,
+            self._handles,
+            self._tokens,
+            self._victim_handles,
+        )
+        self._decisions += 1
+        self.guarded += changed
+
+
+def fill_slos(own: SloDefaults, default: SloDefaults) -> SloDefaults:
+    """Returns ``own`` with each SLO that is 0 taken from ``default``."""
+    return replace(
+        own,
+        ttft_slo_seconds=own.ttft_slo_seconds or default.ttft_slo_seconds,
+        tbt_slo_seconds=own.tbt_slo_seconds or default.tbt_slo_seconds,
+        ttlt_slo_seconds=own.ttlt_slo_seconds or default.ttlt_slo_seconds,
+    )
+
+
+_MODES = (Mode.OFF, Mode.SHADOW, Mode.ACTIVE)
+
+_FIELD_NAMES: dict[type, str] = {OpenSession: "open_session", Snapshot: "snapshot", Step: "step"}
+
+# Anything that is not in this table is out of turn.
+_TRANSITIONS: dict[tuple[State, type], Callable[..., Response]] = {
+    (State.NEW, OpenSession): Session._open,
+    (State.SYNCED, Step): Session._step,
+    (State.SYNCED, Snapshot): Session._restore,
+    (State.LOST, Step): Session._resync_after_error,
+    (State.LOST, Snapshot): Session._restore,
+}
+
+
+def one_decision(
+    message: Snapshot,
+    opening: OpenSession,
+    defaults: SessionDefaults | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> BatchAllocation:
+    """Returns the decision for a full state, without a session that lasts.
+
+    Raises:
+        Refusal: the message is wrong.
+    """
+    session = Session("", defaults, clock=clock)
+    session._open(opening)
+    session._epoch = message.iteration.epoch - 1
+    return session._restore(message)

@@ -1,0 +1,172 @@
+"""The mirror: the sidecar's copy of the engine's queues, brought up to date by each message.
+
+`Mirror.update` either applies a whole step or raises `Refusal` and changes nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sidecar.policies.base import Plan
+from sidecar.queues import ENTRY, RUNNING, Queues, Table
+from sidecar.session import checks
+from sidecar.session.refusal import Refusal
+from sidecar.session.rows import complete_rows, fill_rows, row_template, set_progress
+from slidingserve.contract.values import (
+    AppliedBatch,
+    EngineLimits,
+    ErrorReason,
+    Ints,
+    ProgressColumns,
+    RequestColumns,
+    SloDefaults,
+    Snapshot,
+    Step,
+)
+
+
+class Mirror:
+    """Queues of one engine.
+
+    Attributes:
+        queues: the state, for the policy to read.
+        class_names: names by class index; entry 0 is "no class".
+        tenant_names: the same for tenants.
+    """
+
+    def __init__(self, limits: EngineLimits, slo_defaults: SloDefaults) -> None:
+        self.queues = Queues()
+        self.class_names = [""]
+        self.tenant_names = [""]
+        self._limits = limits
+        self._slos = slo_defaults
+        self._last_handle = -1
+        self._template = row_template()
+
+    def update(self, step: Step, plan: Plan) -> None:
+        """Applies a step; ``plan`` is the last answer, which the engine may have executed to the letter.
+
+        Raises:
+            Refusal: the step is wrong; nothing was changed.
+        """
+        rows = self._check(step)
+        if step.applied_exactly:
+            self._apply(plan.entries, plan.count, plan.victims, plan.victim_count)
+        elif step.applied is not None:
+            applied = step.applied
+            entries = np.empty(len(applied.handles), ENTRY)
+            entries["slot"] = self.queues.slots(applied.handles)
+            entries["tokens"] = applied.tokens
+            victims = self.queues.slots(applied.preempted_handles)
+            self._apply(entries, len(entries), victims, len(victims))
+        if step.progress is not None:
+            self._correct(step.progress)
+        if len(step.finished_handles):
+            self.queues.remove(step.finished_handles)
+        if rows is not None and step.arrived is not None:
+            self._add(rows, step.arrived)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Replaces everything by the engine's state.
+
+        Raises:
+            Refusal: the snapshot is wrong; nothing was changed.
+        """
+        columns = snapshot.requests
+        checks.check_snapshot(snapshot, self._limits)
+        checks.check_names(columns, "snapshot.requests", 1, 1)
+        rows = fill_rows(self._template, columns)
+        assert rows is not None, "check_snapshot has compared the lengths"
+        set_progress(rows, snapshot.progress, snapshot.running_count)
+        rows["blocks"] = np.where(rows["state"] == RUNNING, self._blocks(rows["computed"]), 0)
+        complete_rows(rows, self._slos, -1, 2**31, self._name_counts(columns))
+        self.queues.clear()
+        del self.class_names[1:], self.tenant_names[1:]
+        self._add(rows, columns)
+
+    def _check(self, step: Step) -> Table | None:
+        """Checks a step; returns the rows of what arrives."""
+        queues = self.queues
+        if step.applied is not None:
+            if step.applied_exactly:
+                raise Refusal(
+                    ErrorReason.INVALID_FIELD, "step.applied", "set", "leave it out when applied_exactly is true"
+                )
+            self._check_applied(step.applied)
+        if step.progress is not None:
+            checks.check_known(step.progress.handles, "step.progress.handles", queues)
+            slots = queues.slots(step.progress.handles)
+            checks.check_progress(step.progress, "step.progress", queues.requests["prompt"][slots])
+        if len(step.finished_handles):
+            checks.check_known(step.finished_handles, "step.finished_handles", queues)
+        return None if step.arrived is None else self._new_rows(step.arrived)
+
+    def _new_rows(self, columns: RequestColumns) -> Table:
+        rows = fill_rows(self._template, columns)
+        longest = self._limits.max_model_tokens or 2**31
+        if rows is None or not complete_rows(rows, self._slos, self._last_handle, longest, self._name_counts(columns)):
+            checks.check_arrivals(columns, "step.arrived", self._limits, self._last_handle)
+            checks.check_names(columns, "step.arrived", len(self.class_names), len(self.tenant_names))
+            raise Refusal(ErrorReason.INVALID_FIELD, "step.arrived", "rows", "a column is out of its range")
+        return rows
+
+    def _name_counts(self, columns: RequestColumns) -> tuple[int, int]:
+        """Returns how many classes and tenants have a name once ``columns`` is taken in."""
+        return len(self.class_names) + len(columns.class_names), len(self.tenant_names) + len(columns.tenant_names)
+
+    def _check_applied(self, applied: AppliedBatch) -> None:
+        queues = self.queues
+        if len(applied.tokens) != len(applied.handles):
+            raise Refusal(
+                ErrorReason.INVALID_FIELD,
+                "step.applied.tokens",
+                f"{len(applied.tokens)} entries",
+                f"give one for each of {len(applied.handles)} handles",
+            )
+        checks.check_known(applied.handles, "step.applied.handles", queues)
+        checks.check_known(applied.preempted_handles, "step.applied.preempted_handles", queues)
+        preempted = queues.slots(applied.preempted_handles)
+        not_running = np.flatnonzero(queues.requests["state"][preempted] != RUNNING)
+        if len(not_running):
+            raise Refusal(
+                ErrorReason.INVALID_FIELD,
+                f"step.applied.preempted_handles[{int(not_running[0])}]",
+                int(applied.preempted_handles[not_running[0]]),
+                "only a running request can be preempted",
+            )
+        rows = queues.requests[queues.slots(applied.handles)]
+        computed = np.where(np.isin(applied.handles, applied.preempted_handles), 0, rows["computed"])
+        missing = rows["target"] - computed + rows["speculative"]
+        wrong = np.flatnonzero((applied.tokens < 1) | (applied.tokens > missing))
+        if len(wrong):
+            row = int(wrong[0])
+            raise Refusal(
+                ErrorReason.IMPOSSIBLE_PROGRESS,
+                f"step.applied.tokens[{row}]",
+                int(applied.tokens[row]),
+                f"request {int(applied.handles[row])} can take 1 to {int(missing[row])} tokens",
+            )
+
+    def _apply(self, entries: Table, count: int, victims: Ints, victim_count: int) -> None:
+        self.queues.apply(entries, count, victims, victim_count, self._limits.kv_block_tokens)
+
+    def _correct(self, progress: ProgressColumns) -> None:
+        requests = self.queues.requests
+        slots = self.queues.slots(progress.handles)
+        requests["computed"][slots] = progress.computed_tokens
+        requests["output"][slots] = progress.output_tokens
+        requests["target"][slots] = requests["prompt"][slots] + progress.output_tokens
+        requests["in_flight"][slots] = progress.in_flight_tokens if len(progress.in_flight_tokens) else 0
+        running = slots[requests["state"][slots] == RUNNING]
+        requests["blocks"][running] = self._blocks(requests["computed"][running])
+
+    def _blocks(self, tokens: Ints) -> Ints:
+        blocks: Ints = (tokens + self._limits.kv_block_tokens - 1) // self._limits.kv_block_tokens
+        return blocks
+
+    def _add(self, rows: Table, columns: RequestColumns) -> None:
+        self.class_names.extend(columns.class_names)
+        self.tenant_names.extend(columns.tenant_names)
+        if len(rows):
+            self._last_handle = max(self._last_handle, int(rows["handle"].max()))
+            self.queues.add(rows)
