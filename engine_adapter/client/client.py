@@ -104,9 +104,9 @@ class SchedulerClient:
     def decide(self, step: Step, snapshot: Callable[[], Snapshot]) -> BatchAllocation | None:
         """Returns the sidecar's allocation, or None: use the engine's own policy for this iteration. Never raises.
 
-        Waits for ``step.iteration.answer_within_seconds`` if that is positive, else for the settings' deadline. Cost:
-        that of the codec, linear in the rows of the message, plus the round trip; a few microseconds while the sidecar
-        is left alone.
+        Waits for ``step.iteration.answer_within_seconds`` if that is positive, else for the settings' deadline; making
+        a snapshot comes on top. Cost: that of the codec, linear in the rows of the message, plus the round trip; a few
+        microseconds while the sidecar is left alone.
         """
         started_seconds = time.perf_counter()
         try:

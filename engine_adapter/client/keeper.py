@@ -21,6 +21,9 @@ from slidingserve.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 _log = logging.getLogger(__name__)
 
+# Each question is answered once and few are open at a time; who sends more must not fill the engine's memory.
+_MOST_UNREAD = 64
+
 
 class _Call(Iterator[pb.ScheduleResponse], Protocol):
     """What is used of a running gRPC call."""
@@ -40,6 +43,7 @@ class SessionKeeper:
         self._settings = settings
         self._counters = counters
         self._open_session = encode_request(message)
+        self._channel = make_channel(settings)
         # Guards what the threads share: the fields below up to the thread.
         self._changed = threading.Condition()
         self._stream: SessionStream | None = None
@@ -59,7 +63,7 @@ class SessionKeeper:
 
     @property
     def refusal(self) -> SessionError | None:
-        """The sidecar's last refusal, if it was its last word."""
+        """The sidecar's refusal, if that was the last thing heard of it."""
         return self._refusal
 
     @property
@@ -84,8 +88,7 @@ class SessionKeeper:
         self._thread.join()
 
     def _run(self) -> None:
-        channel = make_channel(self._settings)
-        stub = SchedulerServiceStub(channel)
+        stub = SchedulerServiceStub(self._channel)
         pause_seconds = self._settings.first_retry_seconds
         try:
             while not self._stopping:
@@ -95,7 +98,7 @@ class SessionKeeper:
                 self._pause(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, self._settings.longest_retry_seconds)
         finally:
-            channel.close()
+            self._channel.close()
 
     def _pause(self, seconds: float) -> None:
         if self._refusal is not None and self._refusal.reason is not ErrorReason.UNAVAILABLE:
@@ -122,9 +125,13 @@ class SessionKeeper:
                 for answer in call:
                     stream.answers.put(answer)
                     answered = True
+                    if stream.answers.qsize() > _MOST_UNREAD:
+                        self._trouble = "more answers than questions"
+                        return True
                 self._trouble = "closed by the sidecar"
         except grpc.RpcError:
             self._trouble = f"{_code_name(call)}: {call.details()}"
+            self._refusal = None
         finally:
             # gRPC's sending thread waits for the next request: tell it that there is none.
             requests.put(None)
@@ -169,8 +176,8 @@ class SessionKeeper:
             self._changed.notify_all()
 
     def _withdraw(self, stream: SessionStream) -> None:
-        if not self._stopping:
-            _log.warning("session %s at %s ended: %s", stream.opened.session, self._settings.target, self._trouble)
+        level = logging.INFO if self._stopping or stream.retired else logging.WARNING
+        _log.log(level, "session %s at %s ended: %s", stream.opened.session, self._settings.target, self._trouble)
         with self._changed:
             self._stream = None
             self._changed.notify_all()

@@ -39,8 +39,8 @@ class SessionStream:
     """An open session: sends a message and waits for its answer.
 
     Every message is answered once, in order. So an answer that does not carry the numbers of the awaited message is a
-    late one as long as earlier messages are unanswered, and wrong otherwise. All functions but `end`, and the two
-    queues, belong to the engine's thread.
+    late one as long as earlier messages are unanswered, and wrong otherwise. All but `answers` and `end` belongs to the
+    engine's thread.
     """
 
     def __init__(
@@ -120,9 +120,8 @@ class SessionStream:
         self._cancel()
 
     def end(self) -> None:
-        """Tells both sides that no more will come: the engine's thread and gRPC's sending thread."""
+        """Tells the engine's thread that no more will come."""
         self.answers.put(None)
-        self._requests.put(None)
 
     def _lost_count(self, what: str) -> InvalidAnswer:
         """Gives the stream up, because messages and answers can no longer be matched."""
@@ -140,6 +139,7 @@ class SessionStream:
         except Empty:
             raise DeadlineMissed from None
         if answer is None:
+            # It stays ended, however often it is asked.
             self.answers.put(None)
             raise StreamEnded
         return decode_response(answer)

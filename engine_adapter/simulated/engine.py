@@ -178,8 +178,9 @@ class SimulatedEngine:
             self.now_seconds = max(self.now_seconds, self._arrivals[self._next_arrival])
             return True
         count, preempted, as_planned = self._load(*self._decision())
-        if not count:  # nothing in the plan was possible
-            count, preempted, as_planned = self._load(*self._own_decision())
+        if not count:  # nothing in the plan was possible, but its victims have lost their blocks
+            count, further, as_planned = self._load(*self._own_decision())
+            preempted = np.append(preempted, further)
         self._report(count, preempted, as_planned)
         self._last_seconds = self._timer.seconds(self._chunk, self._context, count) + self._cpu_seconds
         self.now_seconds += self._last_seconds
@@ -202,7 +203,7 @@ class SimulatedEngine:
 
     def abort(self, handle: int) -> None:
         """Ends a request that has arrived, as a client that hangs up does; unknown or finished ones are ignored."""
-        if handle >= self._next_arrival or self._requests["state"][handle] not in (WAITING, RUNNING):
+        if not 0 <= handle < self._next_arrival or self._requests["state"][handle] not in (WAITING, RUNNING):
             return
         request = self._requests[handle]
         self._counts[FREE_BLOCKS] += request["blocks"]

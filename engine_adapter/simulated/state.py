@@ -134,7 +134,7 @@ def load_batch(
                             counts[WAITING_START] += 1
                         else:
                             from_head = False
-        if given != asked:
+        if given <= 0 or given != asked:
             as_planned = False
     if not from_head:
         counts[WAITING_STOP] = keep_state(requests, waiting, counts[WAITING_START], counts[WAITING_STOP], WAITING)

@@ -56,7 +56,7 @@ class VllmPolicy:
         limits = context.limits
         self._budget = min(parameters.max_tokens or limits.max_tokens_per_iteration, limits.max_tokens_per_iteration)
         self._seats = min(parameters.max_sequences or limits.max_sequences, limits.max_sequences)
-        self._long_prefill_tokens = parameters.long_prefill_tokens
+        self._long_prefill_tokens = min(parameters.long_prefill_tokens, limits.max_tokens_per_iteration)
         self._reserve_full_prompt = parameters.reserve_full_prompt
         self._block_tokens = limits.kv_block_tokens
 

@@ -29,6 +29,10 @@ from slidingserve.contract.values import (
 
 LARGEST_SECONDS = 1e9
 LARGEST_HANDLE = 2**32 - 1
+LARGEST_COUNT = 2**32 - 1  # tokens or indices in a column
+LARGEST_LIMIT = 2**40  # so that no sum or product of limits leaves 64 bits
+
+_COUNT_REMEDY = "give a 32-bit number that is not negative"
 
 
 def check_open(message: OpenSession) -> None:
@@ -47,8 +51,10 @@ def check_open(message: OpenSession) -> None:
 def check_limits(limits: EngineLimits, path: str) -> None:
     """Checks that an iteration can hold something."""
     for name in ("max_tokens_per_iteration", "max_sequences", "kv_blocks", "kv_block_tokens"):
-        if getattr(limits, name) < 1:
-            raise _invalid(f"{path}.{name}", getattr(limits, name), "give a positive number")
+        if not 1 <= getattr(limits, name) <= LARGEST_LIMIT:
+            raise _invalid(f"{path}.{name}", getattr(limits, name), f"give a positive number, at most {LARGEST_LIMIT}")
+    if not 0 <= limits.max_model_tokens <= LARGEST_COUNT:
+        raise _invalid(f"{path}.max_model_tokens", limits.max_model_tokens, "give a positive number, or 0 for no limit")
 
 
 def check_slo_defaults(defaults: SloDefaults, path: str) -> None:
@@ -112,7 +118,7 @@ def check_requests(columns: RequestColumns, path: str, limits: EngineLimits) -> 
         )
     _check_all(columns.weight, np.nextafter(0.0, 1.0), 1e9, f"{path}.weight", "give a finite weight above 0")
     for name in ("max_output_tokens", "speculative_tokens", "class_index", "tenant_index", "cached_prefix_tokens"):
-        _check_all(getattr(columns, name), 0, 2**31, f"{path}.{name}", "give a number that is not negative")
+        _check_all(getattr(columns, name), 0, LARGEST_COUNT, f"{path}.{name}", _COUNT_REMEDY)
     if len(columns.cached_prefix_tokens):
         too_long = np.flatnonzero(columns.cached_prefix_tokens >= columns.prompt_tokens)
         if len(too_long):
@@ -174,9 +180,9 @@ def check_progress(progress: ProgressColumns, path: str, prompt_tokens: Ints) ->
     count = len(prompt_tokens)
     for name in ("computed_tokens", "output_tokens"):
         _check_length(getattr(progress, name), count, f"{path}.{name}", required=True)
-        _check_all(getattr(progress, name), 0, 2**31, f"{path}.{name}", "give a number that is not negative")
+        _check_all(getattr(progress, name), 0, LARGEST_COUNT, f"{path}.{name}", _COUNT_REMEDY)
     _check_length(progress.in_flight_tokens, count, f"{path}.in_flight_tokens")
-    _check_all(progress.in_flight_tokens, 0, 2**31, f"{path}.in_flight_tokens", "give a number that is not negative")
+    _check_all(progress.in_flight_tokens, 0, LARGEST_COUNT, f"{path}.in_flight_tokens", _COUNT_REMEDY)
     beyond = np.flatnonzero(progress.computed_tokens > prompt_tokens + progress.output_tokens)
     if len(beyond):
         row = int(beyond[0])

@@ -20,6 +20,7 @@ from typing import Protocol
 from sidecar.guard import enforce_limits
 from sidecar.policies import registry
 from sidecar.policies.base import Iteration, Plan, Policy, PolicyContext
+from sidecar.queues import FREE, Queues
 from sidecar.session import checks
 from sidecar.session.mirror import Mirror
 from sidecar.session.refusal import Refusal
@@ -268,7 +269,7 @@ class Session:
             self._handles[:count].copy(),
             self._tokens[:count].copy(),
             self._victim_handles[: plan.victim_count].copy() if plan.victim_count else NO_INTS,
-            queues.requests["handle"][plan.demoted[: plan.demoted_count]] if plan.demoted_count else NO_INTS,
+            live_handles(queues, plan.demoted[: plan.demoted_count]) if plan.demoted_count > 0 else NO_INTS,
             plan.predicted_seconds,
             self._policy.version,
             self._policy.model_version,
@@ -284,9 +285,9 @@ class Session:
             queues.requests,
             queues.bounds,
             plan.entries,
-            plan.count,
+            min(plan.count, len(plan.entries)),  # kernels do not check bounds
             plan.victims,
-            plan.victim_count,
+            min(plan.victim_count, len(plan.victims)),
             self._decisions,
             limits.max_tokens_per_iteration,
             limits.max_sequences,
@@ -299,6 +300,13 @@ class Session:
         )
         self._decisions += 1
         self.guarded += changed
+
+
+def live_handles(queues: Queues, slots: Ints) -> Ints:
+    """Returns the handles of those slots that hold a request. Linear in ``slots``."""
+    inside = slots[(slots >= 0) & (slots < queues.capacity)]
+    handles: Ints = queues.requests["handle"][inside[queues.requests["state"][inside] != FREE]]
+    return handles
 
 
 def fill_slos(own: SloDefaults, default: SloDefaults) -> SloDefaults:

@@ -40,6 +40,8 @@ def fill_rows(template: Table, columns: RequestColumns) -> Table | None:
     count = len(columns.handles)
     if len(columns.arrival_seconds) != count or len(columns.prompt_tokens) != count:
         return None
+    if columns.request_ids and len(columns.request_ids) != count:
+        return None
     rows = np.repeat(template, count)
     rows["handle"] = columns.handles
     for name, field in _FIELDS:
@@ -92,11 +94,11 @@ def _complete_rows(
         row = rows[position]
         right &= last_handle < row.handle <= 4294967295
         last_handle = row.handle
-        right &= 1 <= row.prompt <= longest and 0 <= row.computed <= row.prompt
+        right &= 1 <= row.prompt <= longest and 0 <= row.computed < row.prompt
         right &= -1e9 <= row.arrival <= 1e9 and 0.0 < row.weight <= 1e9
         right &= 0.0 <= row.ttft <= 1e9 and 0.0 <= row.tbt <= 1e9 and 0.0 <= row.ttlt <= 1e9
         right &= 0 <= row.class_index < classes and 0 <= row.tenant_index < tenants
-        right &= row.max_output >= 0 and row.speculative >= 0
+        right &= 0 <= row.max_output <= 4294967295 and 0 <= row.speculative <= 4294967295
         row.target = row.prompt + row.output
         if row.ttft == 0.0:
             row.ttft = ttft

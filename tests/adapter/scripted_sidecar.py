@@ -38,7 +38,7 @@ class HangUp(Exception):
     """Ends the stream with an error."""
 
 
-Reply: TypeAlias = Response | pb.ScheduleResponse
+Reply: TypeAlias = Response | pb.ScheduleResponse | list[Response]
 Script: TypeAlias = Callable[[IterationState], Reply]
 
 
@@ -106,7 +106,8 @@ class ScriptedSidecar(SchedulerServiceServicer):
                 reply = self._reply(value)
             except HangUp:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "hung up")
-            yield reply if isinstance(reply, pb.ScheduleResponse) else encode_response(reply)
+            for answer in reply if isinstance(reply, list) else [reply]:
+                yield answer if isinstance(answer, pb.ScheduleResponse) else encode_response(answer)
 
     def Decide(self, request: pb.DecideRequest, context: grpc.ServicerContext) -> pb.DecideResponse:  # noqa: N802
         raise NotImplementedError
