@@ -68,7 +68,7 @@ def enforce_limits(
                     budget -= allowed
                     if state == WAITING:
                         running += 1
-        if allowed != asked:
+        if allowed <= 0 or allowed != asked:
             changed += 1
         if allowed > 0:
             entries[kept].slot = slot

@@ -98,6 +98,15 @@ class Queues:
         """Returns the rows of live requests; raises KeyError. Linear in ``handles``."""
         return np.array([self._slot_of[handle] for handle in handles.tolist()], np.int64)
 
+    def find(self, handles: Ints) -> list[int] | None:
+        """Returns the rows of live requests, each named once; None if that is not so. Linear in ``handles``."""
+        slot_of = self._slot_of
+        try:
+            slots = [slot_of[handle] for handle in handles.tolist()]
+        except KeyError:
+            return None
+        return slots if len(slots) < 2 or len(set(slots)) == len(slots) else None
+
     def clear(self) -> None:
         """Forgets every request."""
         self.requests["state"] = FREE
@@ -105,21 +114,29 @@ class Queues:
         self._free = list(range(self.capacity - 1, -1, -1))
         self.bounds[:] = (0, self.capacity, self.capacity)
 
-    def add(self, rows: Table) -> None:
-        """Appends new requests to the queue that their ``state`` names, in order. Linear in ``rows``, amortised."""
-        count = len(rows)
-        while len(self._free) < count:
-            self._grow()
-        slots = np.array([self._free.pop() for _ in range(count)], np.int64)
-        self._slot_of.update(zip(rows["handle"].tolist(), slots.tolist(), strict=True))
-        self._make_room(0, count)
-        place_rows(self.requests, self.running, self.waiting, self.bounds, rows, slots)
+    def add(self, rows: Table) -> int:
+        """Appends new requests to the queue that their ``state`` names, in order; returns the largest handle.
 
-    def remove(self, handles: Ints) -> None:
-        """Removes live requests. Linear in ``handles`` and in the queues that they stand in."""
-        slots = [self._slot_of.pop(handle) for handle in handles.tolist()]
+        Linear in ``rows``, amortised.
+        """
+        count = len(rows)
+        free = self._free
+        while len(free) < count:
+            self._grow()
+            free = self._free
+        slots = [free.pop() for _ in range(count)]
+        handles: list[int] = rows["handle"].tolist()
+        self._slot_of.update(zip(handles, slots, strict=True))
+        self._make_room(0, count)
+        place_rows(self.requests, self.running, self.waiting, self.bounds, rows, np.array(slots))
+        return max(handles)
+
+    def remove(self, handles: Ints, slots: list[int]) -> None:
+        """Removes live requests, whose rows are ``slots``. Linear in them and in the queues that they stand in."""
+        for handle in handles.tolist():
+            del self._slot_of[handle]
         self._free.extend(slots)
-        release_rows(self.requests, self.running, self.waiting, self.bounds, np.array(slots, np.int64))
+        release_rows(self.requests, self.running, self.waiting, self.bounds, np.array(slots))
 
     def apply(self, entries: Table, count: int, victims: Ints, victim_count: int, block_tokens: int) -> None:
         """Brings the mirror to the state after a batch: see `apply_batch`."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from sidecar.addresses import AddressError, check_listenable
 from sidecar.config import SidecarSettings
 from sidecar.logs import configure_logs, logger
 from sidecar.services.scheduler import SchedulerService
@@ -28,20 +28,28 @@ SCHEDULER_SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"
 READINESS = ("", SCHEDULER_SERVICE, "readiness")
 
 
+# How long calls that are not sessions may take once the sessions have gone.
+LAST_CALLS_SECONDS = 0.2
+
+
 class ServeError(RuntimeError):
     """The sidecar cannot serve; the message names the address or folder and the remedy."""
 
 
 class Sidecar:
-    """One sidecar process: `start`, then `wait` until it was told to `drain`.
+    """One sidecar: `start` it, and `drain` it once, in the end.
 
     Args:
         settings: checked settings.
+
+    Attributes:
+        service: the scheduler's service.
+        address: where it listens; a port given as 0 has become a real one.
     """
 
     def __init__(self, settings: SidecarSettings) -> None:
         self._settings = settings
-        self._stopped = asyncio.Event()
+        self.address = settings.listen
         self.service = SchedulerService(settings.session_defaults(), settings.max_sessions, settings.journal_dir)
         self._health = health.aio.HealthServicer()
         self._servers: list[grpc.aio.Server] = []
@@ -57,42 +65,54 @@ class Sidecar:
             _prepare_folder(settings.journal_dir)
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         await self._set_readiness(health_pb2.HealthCheckResponse.NOT_SERVING)
-        if settings.health_listen:
-            await self._serve(settings.health_listen, schedule=False)
-        warm_up(settings.session_defaults())
-        await self._serve(settings.listen, schedule=True)
+        try:
+            if settings.health_listen:
+                await self._serve(settings.health_listen, schedule=False)
+            # In a thread, so that liveness is answered meanwhile.
+            await asyncio.to_thread(warm_up, settings.session_defaults())
+            self.address = await self._serve(settings.listen, schedule=True)
+        except ServeError:
+            await self._stop()
+            raise
         await self._set_readiness(health_pb2.HealthCheckResponse.SERVING)
-        logger().info("serving", listen=settings.listen, policy=settings.policy, version=__version__)
-
-    async def wait(self) -> None:
-        """Returns once the sidecar has drained."""
-        await self._stopped.wait()
+        logger().info("serving", listen=self.address, policy=settings.policy, version=__version__)
 
     async def drain(self) -> None:
-        """Turns readiness off, lets every engine take its last answer, and stops."""
-        logger().info("draining", sessions=self.service.open_sessions, seconds=self._settings.drain_seconds)
+        """Turns readiness off, lets every engine take its last answer, and stops.
+
+        The servers stop last: until then liveness is answered, and engines that come are told to go elsewhere.
+        """
+        seconds = self._settings.drain_seconds
+        logger().info("draining", sessions=self.service.open_sessions, seconds=seconds)
         await self._set_readiness(health_pb2.HealthCheckResponse.NOT_SERVING)
         self.service.drain()
-        main = self._servers[-1]
-        await main.stop(self._settings.drain_seconds)
-        for server in self._servers[:-1]:
-            await server.stop(0)
-        _remove_socket(self._settings.listen)
-        logger().info("stopped")
-        self._stopped.set()
+        await self.service.wait_until_idle(seconds)
+        await self._stop()
+        logger().info("stopped", sessions_cut=self.service.open_sessions)
+
+    async def _stop(self) -> None:
+        grace = None if self.service.open_sessions else LAST_CALLS_SECONDS
+        for server in reversed(self._servers):
+            await server.stop(grace)
 
     async def _set_readiness(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in READINESS:
             await self._health.set(name, status)
 
-    async def _serve(self, address: str, *, schedule: bool) -> None:
-        refuse_taken_socket(address)
+    async def _serve(self, address: str, *, schedule: bool) -> str:
+        """Listens at an address; returns it with its real port."""
+        try:
+            check_listenable(address)
+        except AddressError as error:
+            raise ServeError(str(error)) from error
         size = self._settings.max_message_bytes
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", size),
                 ("grpc.max_send_message_length", size),
                 ("grpc.so_reuseport", 0),
+                # Clients ping each 10 s; gRPC's own limit of 5 minutes would cut them off.
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
             ]
         )
         names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
@@ -102,11 +122,13 @@ class Sidecar:
             names.append(SCHEDULER_SERVICE)
         reflection.enable_server_reflection(names, server)
         try:
-            server.add_insecure_port(address)
+            port = server.add_insecure_port(address)
             await server.start()
         except (RuntimeError, OSError) as error:
+            await server.stop(None)
             raise ServeError(f"cannot listen at {address} ({error}); give another address or free this one") from error
         self._servers.append(server)
+        return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
 
 
 def warm_up(defaults: SessionDefaults) -> None:
@@ -131,18 +153,14 @@ def run(settings: SidecarSettings) -> None:
 
 
 async def _run(settings: SidecarSettings) -> None:
-    sidecar = Sidecar(settings)
-    tasks: set[asyncio.Task[None]] = set()
+    told_to_end = asyncio.Event()
     loop = asyncio.get_running_loop()
-
-    def drain() -> None:
-        if not tasks:
-            tasks.add(loop.create_task(sidecar.drain()))
-
-    await sidecar.start()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, drain)
-    await sidecar.wait()
+        loop.add_signal_handler(number, told_to_end.set)
+    sidecar = Sidecar(settings)
+    await sidecar.start()
+    await told_to_end.wait()
+    await sidecar.drain()
 
 
 def _prepare_folder(folder: Path) -> None:
@@ -154,35 +172,3 @@ def _prepare_folder(folder: Path) -> None:
         ) from error
     if not os.access(folder, os.W_OK):
         raise ServeError(f"journal_dir {folder} cannot be written to; give another folder or change its mode")
-
-
-def refuse_taken_socket(address: str) -> None:
-    """Looks whether somebody listens at a Unix socket: gRPC would silently take it over.
-
-    Raises:
-        ServeError: somebody does, or the folder of the socket is not there.
-    """
-    path = _socket_path(address)
-    if path is None:
-        return
-    if not path.parent.is_dir():
-        raise ServeError(f"cannot listen at {address}: there is no folder {path.parent}; make it or give another path")
-    if not path.exists():
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return  # left over from a process that is gone
-    raise ServeError(f"another process listens at {address}; stop it or give another address")
-
-
-def _remove_socket(address: str) -> None:
-    path = _socket_path(address)
-    if path is not None:
-        path.unlink(missing_ok=True)
-
-
-def _socket_path(address: str) -> Path | None:
-    return Path(address.removeprefix("unix:").removeprefix("//")) if address.startswith("unix:") else None

@@ -126,6 +126,7 @@ def engine_rows(full: Snapshot, limits: EngineLimits) -> list[Row]:
     running = np.arange(len(requests.handles)) < full.running_count
     blocks = np.where(running, -(-progress.computed_tokens // limits.kv_block_tokens), 0)
     names = ("", *requests.class_names)
+    absent = np.zeros(len(running))
     columns = (
         requests.handles,
         requests.prompt_tokens,
@@ -134,12 +135,11 @@ def engine_rows(full: Snapshot, limits: EngineLimits) -> list[Row]:
         blocks,
         running,
         requests.arrival_seconds,
-        requests.ttft_slo_seconds,
-        requests.tbt_slo_seconds,
-        requests.ttlt_slo_seconds,
+        *(column if len(column) else absent for column in requests[4:7]),  # the three SLOs
     )
     listed = (column.tolist() for column in columns)
-    return [Row(*row) for row in zip(*listed, (names[index] for index in requests.class_index.tolist()), strict=True)]
+    classes = requests.class_index if len(requests.class_index) else absent.astype(np.int64)
+    return [Row(*row) for row in zip(*listed, (names[index] for index in classes.tolist()), strict=True)]
 
 
 def assert_mirrors(session: Session, full: Snapshot, limits: EngineLimits) -> None:
@@ -161,10 +161,13 @@ def assert_within_limits(allocation: BatchAllocation, full: Snapshot, limits: En
     seated = sum(row.running for row in rows.values()) - len(victims)
     seated += sum(not rows[handle].running for handle in handles)
     assert seated <= max(limits.max_sequences, full.running_count)
+    draft_column = full.requests.speculative_tokens.tolist() or [0] * len(rows)
+    drafts = dict(zip(full.requests.handles.tolist(), draft_column, strict=True))
     free = full.iteration.free_kv_blocks + sum(rows[handle].blocks for handle in victims)
     for handle, tokens in batch(allocation):
         row = rows[handle]
-        assert 1 <= tokens <= row.prompt + row.output - row.computed
+        missing = row.prompt + row.output - row.computed
+        assert 1 <= tokens <= missing + (drafts[handle] if missing == 1 and row.output else 0)
         free -= max(0, -(-(row.computed + tokens) // limits.kv_block_tokens) - row.blocks)
     assert free >= 0
 

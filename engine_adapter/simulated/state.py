@@ -15,6 +15,7 @@ from slidingserve.contract.values import Floats, Ints
 from slidingserve.jit import kernel
 
 Table: TypeAlias = NDArray[Any]
+Words: TypeAlias = NDArray[np.uint32]
 
 PENDING, WAITING, RUNNING, DONE = 0, 1, 2, 3
 
@@ -86,8 +87,11 @@ def load_batch(
     rows: Ints,
     chunk: Ints,
     context: Ints,
+    words: Words,
 ) -> tuple[int, int, bool]:
     """Preempts, admits and allocates KV blocks as the plan says, within the engine's own limits.
+
+    ``words`` gets the plan as it came: handle and tokens of each, from position 2 (the first two are the caller's).
 
     What is impossible is left out or made smaller. Returns the size of the batch (its rows, chunks and contexts are
     written), the number of preempted victims (moved to the front of ``victims``), and whether all of it was as planned.
@@ -109,6 +113,8 @@ def load_batch(
     for position in range(len(handles)):
         row = handles[position]
         asked = tokens[position]
+        words[2 + 2 * position] = row
+        words[3 + 2 * position] = asked
         given = 0
         if 0 <= row < len(requests) and requests[row].batch != batch_number:
             state = requests[row].state

@@ -119,6 +119,39 @@ def fit(
         _fail(f"{error}: install the fitting tools with `pip install 'slidingserve[fit]'`")
 
 
+@app.command("validate")
+def validate(data: DataOption = None) -> None:
+    """Replays real vLLM runs in the simulated engine and prints how far off it is."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from evaluation.hardware.tables import DataError, resolve_folder
+    from evaluation.hardware.validate import RUNS, validate
+
+    console = Console()
+    try:
+        folder = resolve_folder(data)
+        for name in RUNS:
+            tables, fitted = (validate(name, folder, timer) for timer in ("tables", "profile"))
+            title = f"{name}: real vLLM 0.19 run, 300 requests"
+            note = f"{tables.iterations} iterations and {tables.preemptions} preemptions with the tables"
+            table = Table("", "real s", "tables s", "off %", "profile s", "off %", title=title, caption=note)
+            for measured, profiled in zip(tables.measures, fitted.measures, strict=True):
+                table.add_row(
+                    measured.name,
+                    f"{measured.real:.4g}",
+                    f"{measured.simulated:.4g}",
+                    f"{100 * measured.error:+.1f}",
+                    f"{profiled.simulated:.4g}",
+                    f"{100 * profiled.error:+.1f}",
+                )
+            console.print(table)
+    except DataError as error:
+        _fail(error)
+    except ImportError as error:
+        _fail(f"{error}: install the fitting tools with `pip install 'slidingserve[fit]'`")
+
+
 def _targets(out: Path | None, write: bool) -> list[Path]:
     """Folders that the fitted profiles go to."""
     from engine_adapter.simulated import profiles

@@ -6,23 +6,34 @@ engines do not get in each other's way. Whatever can wait (journal, log) is done
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
+import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from sidecar.answering import answer_request
 from sidecar.journal import JournalWriter
 from sidecar.logs import logger
-from sidecar.session.machine import Session, SessionDefaults, State, one_decision
+from sidecar.session.machine import Session, SessionDefaults, one_decision
 from sidecar.session.refusal import Refusal
-from slidingserve.contract.codec import decode_decide_request, decode_request, encode_decide_response, encode_response
-from slidingserve.contract.values import BatchAllocation, ErrorReason, Response, SessionError, SessionOpened
+from slidingserve.contract.codec import decode_decide_request, encode_decide_response, encode_response
+from slidingserve.contract.values import (
+    BatchAllocation,
+    ErrorReason,
+    Response,
+    ResyncRequired,
+    SessionError,
+    SessionOpened,
+)
 from slidingserve.scheduler.v1 import scheduler_pb2 as pb
 from slidingserve.scheduler.v1 import scheduler_pb2_grpc
 
@@ -43,6 +54,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._sessions: set[Session] = set()
         self._numbers = itertools.count(1)
         self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @property
     def open_sessions(self) -> int:
@@ -54,6 +67,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._draining = True
         for session in self._sessions:
             session.draining = True
+
+    async def wait_until_idle(self, seconds: float) -> None:
+        """Returns once no stream is open, after ``seconds`` at the latest."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
 
     async def Schedule(  # noqa: N802 - the name is the contract's
         self,
@@ -68,13 +87,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         log = logger().bind(session=session.name, peer=context.peer())
         journal = self._journal(session.name)
         self._sessions.add(session)
+        self._idle.clear()
         answer: Response | None = None
         try:
             async for request in request_iterator:
-                answer = self._answer(session, request)
+                answer = answer_request(session, request)
                 yield encode_response(answer)
-                if journal is not None:
-                    journal.write(request, answer)
+                if journal is not None and not _recorded(journal, request, answer, log):
+                    journal = None
                 if not isinstance(answer, BatchAllocation):
                     _log_answer(log, session, answer)
                 elif answer.draining:
@@ -82,6 +102,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                     return
         finally:
             self._sessions.discard(session)
+            if not self._sessions:
+                self._idle.set()
             if journal is not None:
                 journal.close()
             step = answer.step if isinstance(answer, BatchAllocation) else None
@@ -91,29 +113,18 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: pb.DecideRequest, context: grpc.aio.ServicerContext[pb.DecideRequest, pb.DecideResponse]
     ) -> pb.DecideResponse:
         """Answers one full state."""
-        opening, snapshot = decode_decide_request(request)
         try:
+            opening, snapshot = decode_decide_request(request)
             if snapshot is None:
                 raise Refusal(ErrorReason.INVALID_FIELD, "snapshot", "nothing", "send the engine's state")
             return encode_decide_response(one_decision(snapshot, opening, self._defaults))
         except Refusal as refusal:
+            if refusal.reason is ErrorReason.INTERNAL:
+                logger().error("no decision", error=str(refusal), exc_info=refusal.__cause__)
             await _abort(context, refusal)
-
-    def _answer(self, session: Session, request: pb.ScheduleRequest) -> Response:
-        """Returns the session's answer; a mistake of ours becomes an error for this session alone."""
-        started = time.perf_counter()
-        try:
-            message = decode_request(request)
-            decoded = time.perf_counter() - started
-            answer = session.handle(message)
         except Exception as error:
-            logger().exception("the session failed", session=session.name)
-            session.lose()
-            remedy = f"the sidecar failed on this message ({error!r}); report it, and send a Snapshot to go on"
-            return SessionError(ErrorReason.INTERNAL, "", "", remedy, remedy)
-        if isinstance(answer, BatchAllocation) and answer.phase_timings is not None:
-            answer = answer._replace(phase_timings=answer.phase_timings._replace(decode_seconds=decoded))
-        return answer
+            logger().exception("no decision")
+            await _abort(context, Refusal(ErrorReason.INTERNAL, "", "", f"the sidecar failed ({error!r}); report it"))
 
     def _no_room(self) -> SessionError:
         if self._draining:
@@ -126,7 +137,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if self._journal_dir is None:
             return None
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-        path = self._journal_dir / f"{stamp}-{session}.journal"
+        path = self._journal_dir / f"{stamp}-{os.getpid()}-{session}.journal"
         try:
             return JournalWriter(path.open("xb"), session, self._defaults)
         except OSError as error:
@@ -134,28 +145,34 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             return None
 
 
-def _log_answer(log: object, session: Session, answer: Response) -> None:
-    """Logs what is not an everyday answer."""
-    record = log  # structlog's loggers have no common type
+def _recorded(journal: JournalWriter, request: pb.ScheduleRequest, answer: Response, log: Any) -> bool:
+    """Writes an exchange; a journal that cannot go on is closed, and the session goes on without."""
+    try:
+        journal.write(request, answer)
+    except OSError as error:
+        log.warning("the journal ends here", error=str(error))
+        journal.close()
+        return False
+    return True
+
+
+def _log_answer(log: Any, session: Session, answer: Response) -> None:
+    """Logs what is not an everyday answer; structlog's loggers have no common type."""
     if isinstance(answer, SessionOpened):
-        record.info(  # type: ignore[attr-defined]
-            "session opened", policy=answer.policy_version, mode=answer.mode.name.lower()
-        )
+        log.info("session opened", policy=answer.policy_version, mode=answer.mode.name.lower())
     elif isinstance(answer, SessionError):
-        failure = session.failure
-        record.warning(  # type: ignore[attr-defined]
-            "message refused",
-            reason=answer.reason.name.lower(),
-            error=answer.message,
-            exc_info=failure if answer.reason is ErrorReason.INTERNAL else None,
-        )
-    elif session.state is State.LOST:
-        record.info("resync required", expected=getattr(answer, "expected_step", None))  # type: ignore[attr-defined]
+        failure = session.failure if answer.reason is ErrorReason.INTERNAL else None
+        log.warning("message refused", reason=answer.reason.name.lower(), error=answer.message, exc_info=failure)
+    elif isinstance(answer, ResyncRequired):
+        log.info("resync required", got=answer.step, expected=answer.expected_step, reason=answer.reason.name.lower())
 
 
 async def _abort(context: grpc.aio.ServicerContext[pb.DecideRequest, pb.DecideResponse], refusal: Refusal) -> NoReturn:
     """Ends a unary call with google.rpc.ErrorInfo."""
     internal = refusal.reason is ErrorReason.INTERNAL
+    # The core names the fields of a session's messages; those of OpenSession are DecideRequest's own.
+    field = refusal.field.removeprefix("open_session.")
+    refusal = Refusal(refusal.reason, field, refusal.value, refusal.remedy)
     detail = any_pb2.Any()
     detail.Pack(
         error_details_pb2.ErrorInfo(

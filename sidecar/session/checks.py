@@ -20,14 +20,16 @@ from slidingserve.contract.values import (
     Floats,
     Ints,
     IterationState,
+    Mode,
     OpenSession,
+    PauseState,
     ProgressColumns,
     RequestColumns,
     SloDefaults,
     Snapshot,
 )
 
-LARGEST_SECONDS = 1e9
+LARGEST_SECONDS = 1e12  # clocks that count from 1970 are welcome
 LARGEST_HANDLE = 2**32 - 1
 LARGEST_COUNT = 2**32 - 1  # tokens or indices in a column
 LARGEST_LIMIT = 2**40  # so that no sum or product of limits leaves 64 bits
@@ -44,6 +46,9 @@ def check_open(message: OpenSession) -> None:
             message.protocol_version,
             f"this sidecar speaks version {PROTOCOL_VERSION}; use an adapter and a sidecar of the same major release",
         )
+    if not isinstance(message.mode, Mode):
+        known = ", ".join(f"{mode.value} ({mode.name})" for mode in Mode)
+        raise _invalid("open_session.mode", message.mode, f"give one of {known}")
     check_limits(message.limits, "open_session.limits")
     check_slo_defaults(message.slo_defaults, "open_session.slo_defaults")
 
@@ -69,6 +74,14 @@ def check_slo_defaults(defaults: SloDefaults, path: str) -> None:
 def check_iteration(iteration: IterationState, path: str, limits: EngineLimits, earliest_seconds: float) -> None:
     """Checks the scalars of a step; ``earliest_seconds`` is the engine's clock in the message before."""
     now = iteration.now_seconds
+    if (
+        earliest_seconds <= now <= LARGEST_SECONDS
+        and 0 <= iteration.free_kv_blocks <= limits.kv_blocks
+        and 0.0 <= iteration.last_iteration_seconds <= LARGEST_SECONDS
+        and 0.0 <= iteration.answer_within_seconds <= LARGEST_SECONDS
+        and isinstance(iteration.pause_state, PauseState)
+    ):
+        return
     if not earliest_seconds <= now <= LARGEST_SECONDS:
         if math.isfinite(now) and 0.0 <= now < earliest_seconds:
             remedy = f"the engine's clock went back from {earliest_seconds}; send a monotonic clock"
@@ -83,6 +96,8 @@ def check_iteration(iteration: IterationState, path: str, limits: EngineLimits, 
         value = getattr(iteration, name)
         if not 0.0 <= value <= LARGEST_SECONDS:
             raise _invalid(f"{path}.{name}", value, "give finite seconds, or 0 for unknown")
+    known = ", ".join(f"{state.value} ({state.name})" for state in PauseState)
+    raise _invalid(f"{path}.pause_state", iteration.pause_state, f"give one of {known}")
 
 
 def check_requests(columns: RequestColumns, path: str, limits: EngineLimits) -> None:

@@ -11,7 +11,7 @@ from sidecar.policies.base import Plan
 from sidecar.queues import ENTRY, RUNNING, Queues, Table
 from sidecar.session import checks
 from sidecar.session.refusal import Refusal
-from sidecar.session.rows import complete_rows, fill_rows, row_template, set_progress
+from sidecar.session.rows import RowFiller, set_progress
 from slidingserve.contract.values import (
     AppliedBatch,
     EngineLimits,
@@ -39,9 +39,8 @@ class Mirror:
         self.class_names = [""]
         self.tenant_names = [""]
         self._limits = limits
-        self._slos = slo_defaults
         self._last_handle = -1
-        self._template = row_template()
+        self._filler = RowFiller(slo_defaults)
 
     def update(self, step: Step, plan: Plan) -> None:
         """Applies a step; ``plan`` is the last answer, which the engine may have executed to the letter.
@@ -49,7 +48,8 @@ class Mirror:
         Raises:
             Refusal: the step is wrong; nothing was changed.
         """
-        rows = self._check(step)
+        finished = self._check(step)
+        rows = self._new_rows(step.arrived) if step.arrived is not None else None
         if step.applied_exactly:
             self._apply(plan.entries, plan.count, plan.victims, plan.victim_count)
         elif step.applied is not None:
@@ -61,8 +61,8 @@ class Mirror:
             self._apply(entries, len(entries), victims, len(victims))
         if step.progress is not None:
             self._correct(step.progress)
-        if len(step.finished_handles):
-            self.queues.remove(step.finished_handles)
+        if finished is not None:
+            self.queues.remove(step.finished_handles, finished)
         if rows is not None and step.arrived is not None:
             self._add(rows, step.arrived)
 
@@ -75,17 +75,15 @@ class Mirror:
         columns = snapshot.requests
         checks.check_snapshot(snapshot, self._limits)
         checks.check_names(columns, "snapshot.requests", 1, 1)
-        rows = fill_rows(self._template, columns)
-        assert rows is not None, "check_snapshot has compared the lengths"
-        set_progress(rows, snapshot.progress, snapshot.running_count)
-        rows["blocks"] = np.where(rows["state"] == RUNNING, self._blocks(rows["computed"]), 0)
-        complete_rows(rows, self._slos, -1, 2**31, self._name_counts(columns))
+        rows = self._filler.fill(columns, None, 2**31, self._name_counts(columns))
+        assert rows is not None, "check_snapshot has checked the columns"
+        set_progress(rows, snapshot.progress, snapshot.running_count, self._limits.kv_block_tokens)
         self.queues.clear()
         del self.class_names[1:], self.tenant_names[1:]
         self._add(rows, columns)
 
-    def _check(self, step: Step) -> Table | None:
-        """Checks a step; returns the rows of what arrives."""
+    def _check(self, step: Step) -> list[int] | None:
+        """Checks what a step says of known requests; returns the slots of those that are gone."""
         queues = self.queues
         if step.applied is not None:
             if step.applied_exactly:
@@ -97,14 +95,17 @@ class Mirror:
             checks.check_known(step.progress.handles, "step.progress.handles", queues)
             slots = queues.slots(step.progress.handles)
             checks.check_progress(step.progress, "step.progress", queues.requests["prompt"][slots])
-        if len(step.finished_handles):
+        if not len(step.finished_handles):
+            return None
+        finished = queues.find(step.finished_handles)
+        if finished is None:
             checks.check_known(step.finished_handles, "step.finished_handles", queues)
-        return None if step.arrived is None else self._new_rows(step.arrived)
+        return finished
 
     def _new_rows(self, columns: RequestColumns) -> Table:
-        rows = fill_rows(self._template, columns)
         longest = self._limits.max_model_tokens or 2**31
-        if rows is None or not complete_rows(rows, self._slos, self._last_handle, longest, self._name_counts(columns)):
+        rows = self._filler.fill(columns, self._last_handle, longest, self._name_counts(columns))
+        if rows is None or len(columns.request_ids) not in (0, len(rows)):
             checks.check_arrivals(columns, "step.arrived", self._limits, self._last_handle)
             checks.check_names(columns, "step.arrived", len(self.class_names), len(self.tenant_names))
             raise Refusal(ErrorReason.INVALID_FIELD, "step.arrived", "rows", "a column is out of its range")
@@ -168,5 +169,4 @@ class Mirror:
         self.class_names.extend(columns.class_names)
         self.tenant_names.extend(columns.tenant_names)
         if len(rows):
-            self._last_handle = max(self._last_handle, int(rows["handle"].max()))
-            self.queues.add(rows)
+            self._last_handle = max(self._last_handle, self.queues.add(rows))

@@ -1,7 +1,7 @@
 """New requests as rows of the mirror's table: filled, completed with defaults and checked in one pass.
 
-A request arrives in every second or third iteration, so the way in is fast: one kernel says whether all rows are right.
-Only when it says no does `checks` look for the field, the value and the remedy.
+A request arrives in every second or third iteration, so the way in is fast: one kernel fills the rows and says whether
+all of them are right. Only when it says no does `checks` look for the field, the value and the remedy.
 """
 
 from __future__ import annotations
@@ -9,101 +9,138 @@ from __future__ import annotations
 import numpy as np
 
 from sidecar.queues import REQUEST, RUNNING, WAITING, Table
-from slidingserve.contract.values import ProgressColumns, RequestColumns, SloDefaults
+from slidingserve.contract.values import Floats, Ints, ProgressColumns, RequestColumns, SloDefaults
 from slidingserve.jit import kernel
 
-_FIELDS = (
-    ("arrival_seconds", "arrival"),
-    ("prompt_tokens", "prompt"),
-    ("cached_prefix_tokens", "computed"),
-    ("ttft_slo_seconds", "ttft"),
-    ("tbt_slo_seconds", "tbt"),
-    ("ttlt_slo_seconds", "ttlt"),
-    ("priority", "priority"),
-    ("class_index", "class_index"),
-    ("tenant_index", "tenant_index"),
-    ("weight", "weight"),
-    ("max_output_tokens", "max_output"),
-    ("speculative_tokens", "speculative"),
-)
 
-
-def row_template() -> Table:
-    """Returns one row with the defaults of left-out columns."""
-    row = np.zeros(1, REQUEST)
-    row["state"], row["weight"], row["stamp"] = WAITING, 1.0, -1
-    return row
-
-
-def fill_rows(template: Table, columns: RequestColumns) -> Table | None:
-    """Returns a row for each handle, as the columns say; None if the columns differ in length. Linear in the rows."""
-    count = len(columns.handles)
-    if len(columns.arrival_seconds) != count or len(columns.prompt_tokens) != count:
-        return None
-    if columns.request_ids and len(columns.request_ids) != count:
-        return None
-    rows = np.repeat(template, count)
-    rows["handle"] = columns.handles
-    for name, field in _FIELDS:
-        column = getattr(columns, name)
-        if len(column):
-            if len(column) != count:
-                return None
-            rows[field] = column
-    return rows
-
-
-def set_progress(rows: Table, progress: ProgressColumns, running_count: int) -> None:
-    """Gives rows the progress of a snapshot; the first ``running_count`` run."""
-    rows["state"] = np.where(np.arange(len(rows)) < running_count, RUNNING, WAITING)
-    rows["computed"] = progress.computed_tokens
-    rows["output"] = progress.output_tokens
-    if len(progress.in_flight_tokens):
-        rows["in_flight"] = progress.in_flight_tokens
-
-
-def complete_rows(rows: Table, slos: SloDefaults, last_handle: int, longest: int, names: tuple[int, int]) -> bool:
-    """Fills absent SLOs and what follows from other columns; returns whether everything is in range.
+class RowFiller:
+    """Turns columns into rows, in a buffer that is used again.
 
     Args:
-        rows: new requests.
-        slos: for those that bring none.
-        last_handle: the largest handle that the session knows; those of the rows ascend from above it.
-        longest: most tokens of a prompt.
-        names: how many classes and tenants have a name, "none" included.
+        slos: SLOs in seconds for requests that bring none.
     """
-    return _complete_rows(
-        rows,
-        slos.ttft_slo_seconds,
-        slos.tbt_slo_seconds,
-        slos.ttlt_slo_seconds,
-        last_handle,
-        longest,
-        names[0],
-        names[1],
-    )
+
+    def __init__(self, slos: SloDefaults) -> None:
+        self._slos = slos
+        self._buffer: Table = np.zeros(16, REQUEST)
+
+    def fill(
+        self, columns: RequestColumns, last_handle: int | None, longest: int, names: tuple[int, int]
+    ) -> Table | None:
+        """Returns a row for each handle, waiting; None if anything is out of range. Linear in the rows.
+
+        Args:
+            columns: the requests.
+            last_handle: the largest handle that the session knows, from above which the new ones ascend; None: they
+                come in any order.
+            longest: most tokens of a prompt.
+            names: how many classes and tenants have a name, "none" included.
+        """
+        count = len(columns.handles)
+        if count > len(self._buffer):
+            self._buffer = np.zeros(2 * count, REQUEST)
+        rows = self._buffer[:count]
+        right = _fill(
+            rows,
+            columns.handles,
+            columns.arrival_seconds,
+            columns.prompt_tokens,
+            columns.cached_prefix_tokens,
+            columns.ttft_slo_seconds,
+            columns.tbt_slo_seconds,
+            columns.ttlt_slo_seconds,
+            columns.priority,
+            columns.class_index,
+            columns.tenant_index,
+            columns.weight,
+            columns.max_output_tokens,
+            columns.speculative_tokens,
+            self._slos.ttft_slo_seconds,
+            self._slos.tbt_slo_seconds,
+            self._slos.ttlt_slo_seconds,
+            last_handle is not None,
+            -1 if last_handle is None else last_handle,
+            longest,
+            names[0],
+            names[1],
+        )
+        return rows if right else None
+
+
+def set_progress(rows: Table, progress: ProgressColumns, running_count: int, block_tokens: int) -> None:
+    """Gives rows the progress of a snapshot; the first ``running_count`` run."""
+    running = np.arange(len(rows)) < running_count
+    rows["state"] = np.where(running, RUNNING, WAITING)
+    rows["computed"] = progress.computed_tokens
+    rows["output"] = progress.output_tokens
+    rows["target"] = rows["prompt"] + progress.output_tokens
+    rows["blocks"] = np.where(running, -(-progress.computed_tokens // block_tokens), 0)
+    rows["in_flight"] = progress.in_flight_tokens if len(progress.in_flight_tokens) else 0
 
 
 @kernel
-def _complete_rows(
-    rows: Table, ttft: float, tbt: float, ttlt: float, last_handle: int, longest: int, classes: int, tenants: int
+def _fill(
+    rows: Table,
+    handles: Ints,
+    arrival: Floats,
+    prompt: Ints,
+    cached: Ints,
+    ttft: Floats,
+    tbt: Floats,
+    ttlt: Floats,
+    priority: Ints,
+    class_index: Ints,
+    tenant_index: Ints,
+    weight: Floats,
+    max_output: Ints,
+    speculative: Ints,
+    default_ttft: float,
+    default_tbt: float,
+    default_ttlt: float,
+    ascending: bool,
+    last_handle: int,
+    longest: int,
+    classes: int,
+    tenants: int,
 ) -> bool:
-    """See `complete_rows`; handles have to ascend from above ``last_handle``. Linear in the rows."""
+    """See `RowFiller.fill`. Every column but the first three may be empty: its default then holds for all rows."""
+    count = len(handles)
+    if len(arrival) != count or len(prompt) != count:
+        return False
+    for length in (len(cached), len(priority), len(class_index), len(tenant_index), len(max_output), len(speculative)):
+        if length != count and length != 0:
+            return False
+    for length in (len(ttft), len(tbt), len(ttlt), len(weight)):
+        if length != count and length != 0:
+            return False
     right = True
-    for position in range(len(rows)):
-        row = rows[position]
+    for i in range(count):
+        row = rows[i]
+        row.state = WAITING
+        row.handle = handles[i]
+        row.arrival = arrival[i]
+        row.prompt = prompt[i]
+        row.computed = cached[i] if len(cached) else 0
+        row.ttft = ttft[i] if len(ttft) and ttft[i] != 0.0 else default_ttft
+        row.tbt = tbt[i] if len(tbt) and tbt[i] != 0.0 else default_tbt
+        row.ttlt = ttlt[i] if len(ttlt) and ttlt[i] != 0.0 else default_ttlt
+        row.priority = priority[i] if len(priority) else 0
+        row.class_index = class_index[i] if len(class_index) else 0
+        row.tenant_index = tenant_index[i] if len(tenant_index) else 0
+        row.weight = weight[i] if len(weight) else 1.0
+        row.max_output = max_output[i] if len(max_output) else 0
+        row.speculative = speculative[i] if len(speculative) else 0
+        row.output = 0
+        row.target = row.prompt
+        row.in_flight = 0
+        row.blocks = 0
+        row.stamp = -1
         right &= last_handle < row.handle <= 4294967295
-        last_handle = row.handle
+        if ascending:
+            last_handle = row.handle
         right &= 1 <= row.prompt <= longest and 0 <= row.computed < row.prompt
-        right &= -1e9 <= row.arrival <= 1e9 and 0.0 < row.weight <= 1e9
-        right &= 0.0 <= row.ttft <= 1e9 and 0.0 <= row.tbt <= 1e9 and 0.0 <= row.ttlt <= 1e9
+        right &= -1e12 <= row.arrival <= 1e12 and 0.0 < row.weight <= 1e9
+        right &= 0.0 <= row.ttft <= 1e12 and 0.0 <= row.tbt <= 1e12 and 0.0 <= row.ttlt <= 1e12
         right &= 0 <= row.class_index < classes and 0 <= row.tenant_index < tenants
         right &= 0 <= row.max_output <= 4294967295 and 0 <= row.speculative <= 4294967295
-        row.target = row.prompt + row.output
-        if row.ttft == 0.0:
-            row.ttft = ttft
-        if row.tbt == 0.0:
-            row.tbt = tbt
-        if row.ttlt == 0.0:
-            row.ttlt = ttlt
     return right

@@ -21,10 +21,9 @@ PROTOCOL_VERSION = 1
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
+# Left-out columns. Not read-only: kernels would be compiled once more for each column that is.
 NO_INTS: Ints = np.zeros(0, np.int64)
 NO_FLOATS: Floats = np.zeros(0, np.float64)
-NO_INTS.flags.writeable = False
-NO_FLOATS.flags.writeable = False
 
 
 class Mode(IntEnum):
