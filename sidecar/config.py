@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from sidecar.policies import registry
@@ -32,7 +32,7 @@ def _address(text: str) -> str:
     if text.startswith("unix:") and len(text) > len("unix:"):
         return text
     host, _, port = text.rpartition(":")
-    if host and port.isdigit() and int(port) <= 65535:
+    if host and port.isascii() and port.isdecimal() and int(port) <= 65535:
         return text
     raise ValueError("give unix:/path/of/socket or host:port")
 
@@ -102,6 +102,20 @@ class SidecarSettings(BaseSettings):
     )
     log_format: Literal["console", "json"] = Field("console", description="Form of the log lines on stderr.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_values(cls, value: object) -> object:
+        """No setting is one, and pydantic would take true for 1."""
+        if isinstance(value, bool):
+            raise ValueError("is true or false; give a number or a text, as the setting wants")
+        return value
+
+    @field_validator("journal_dir", mode="before")
+    @classmethod
+    def _no_folder(cls, value: object) -> object:
+        """An empty text stands for none, not for the current folder."""
+        return None if value == "" else value
 
     @classmethod
     def settings_customise_sources(
@@ -189,5 +203,7 @@ def _check_policy(settings: SidecarSettings, sources: dict[str, str]) -> None:
     try:
         name, parameters = registry.parse_spec(settings.policy)
         registry.build(name, parameters, context)
+    except registry.UnknownProfileError as error:
+        raise ConfigError(f"profile = {settings.profile!r} (from {sources['profile']}): {error}") from error
     except (LookupError, ValueError) as error:
         raise ConfigError(f"policy = {settings.policy!r} (from {sources['policy']}): {error}") from error

@@ -2,12 +2,14 @@
 
 A file holds length-prefixed `JournalEntry` messages: a header, then each request of the engine followed by the answer
 (without phase timings, the only part of an answer that depends on a clock). The same versions give the same bytes
-again, which is what `replay` checks.
+again when `replay` puts the requests to a new session.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +18,17 @@ from typing import BinaryIO
 from google.protobuf import proto
 from google.protobuf.message import DecodeError
 
+from sidecar.answering import answer_request
 from sidecar.session.machine import Session, SessionDefaults
 from slidingserve import __version__
-from slidingserve.contract.codec import decode_request, encode_response
+from slidingserve.contract.codec import encode_response
 from slidingserve.contract.values import BatchAllocation, Response, SloDefaults
 from slidingserve.journal.v1 import journal_pb2
 from slidingserve.scheduler.v1 import scheduler_pb2 as pb
 
 FORMAT_VERSION = 1
+
+_REMEDY = "give the path of a file that `slidingserve serve --journal-dir` wrote"
 
 
 class JournalError(ValueError):
@@ -56,18 +61,28 @@ class JournalWriter:
         self._write(journal_pb2.JournalEntry(header=header))
 
     def write(self, request: pb.ScheduleRequest, answer: Response) -> None:
-        """Adds one exchange. Linear in the messages."""
-        self._write(journal_pb2.JournalEntry(request=request))
-        self._write(journal_pb2.JournalEntry(response=encode_response(without_timings(answer))))
+        """Adds one exchange. Linear in the messages.
+
+        Raises:
+            OSError: the file takes no more; close the journal.
+        """
+        self._write(
+            journal_pb2.JournalEntry(request=request),
+            journal_pb2.JournalEntry(response=encode_response(without_timings(answer))),
+        )
 
     def close(self) -> None:
-        """Closes the file."""
-        self._stream.close()
+        """Closes the file, even if it takes no more."""
+        with contextlib.suppress(OSError):
+            self._stream.close()
 
-    def _write(self, entry: journal_pb2.JournalEntry) -> None:
-        buffer = io.BytesIO()  # one write per entry, so that a crash leaves whole entries and at most one torn
-        proto.serialize_length_prefixed(entry, buffer)
+    def _write(self, *entries: journal_pb2.JournalEntry) -> None:
+        """Hands entries over to the system, so that a crash of the sidecar leaves whole ones and at most one torn."""
+        buffer = io.BytesIO()
+        for entry in entries:
+            proto.serialize_length_prefixed(entry, buffer)
         self._stream.write(buffer.getvalue())
+        self._stream.flush()
 
 
 def policy_spec(defaults: SessionDefaults) -> str:
@@ -93,40 +108,58 @@ def read_entries(path: Path) -> Iterator[journal_pb2.JournalEntry]:
     """Yields the entries of a file one by one; a torn last entry, as a crash leaves it, ends the iteration.
 
     Raises:
-        JournalError: the file cannot be read, is no journal, or is of a newer format.
+        JournalError: the file cannot be read, is no journal, is damaged, or is of another format.
     """
     try:
         stream = path.open("rb")
     except OSError as error:
-        raise JournalError(f"{path}: cannot be read ({error.strerror}); give the path of a journal") from error
+        raise JournalError(f"{path}: cannot be read ({error.strerror}); {_REMEDY}") from error
     with stream:
+        size = os.fstat(stream.fileno()).st_size
+        if not size:
+            raise JournalError(f"{path}: is empty, no session was recorded; {_REMEDY}")
         number = 0
-        while True:
-            start = stream.tell()
+        while (start := stream.tell()) < size:
             try:
-                entry = proto.parse_length_prefixed(journal_pb2.JournalEntry, stream)  # type: ignore[arg-type]  # any BinaryIO
-            except DecodeError as error:
-                at_end = not stream.read(1)
-                if at_end and number:
-                    return
-                raise JournalError(f"{path}: byte {start} is not a journal entry; the file is damaged") from error
-            except ValueError as error:  # the file ends within an entry
-                if number:
-                    return
-                raise JournalError(f"{path}: is not a journal; it holds no whole entry") from error
-            if entry is None:
+                entry = _read_entry(stream, size)
+            except EOFError:
                 if not number:
-                    raise JournalError(f"{path}: is empty; no session was recorded")
+                    raise JournalError(f"{path}: is not a journal, it holds no whole entry; {_REMEDY}") from None
                 return
+            except DecodeError as error:
+                if not number:
+                    raise JournalError(f"{path}: is not a journal; {_REMEDY}") from error
+                raise JournalError(
+                    f"{path}: byte {start} begins no journal entry, the file is damaged; use another copy, or its "
+                    f"first {start} bytes, which hold {number} entries"
+                ) from error
             if not number:
                 _check_header(path, entry)
             number += 1
             yield entry
 
 
+def _read_entry(stream: BinaryIO, size: int) -> journal_pb2.JournalEntry:
+    """Reads one entry of a file of ``size`` bytes; raises EOFError where that ends within the entry."""
+    length = shift = 0
+    while True:
+        byte = stream.read(1)
+        if not byte:
+            raise EOFError
+        length |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            break
+        shift += 7
+        if shift > 28:
+            raise DecodeError("no message is that long")
+    if stream.tell() + length > size:
+        raise EOFError
+    return journal_pb2.JournalEntry.FromString(stream.read(length))
+
+
 def _check_header(path: Path, entry: journal_pb2.JournalEntry) -> None:
     if entry.WhichOneof("payload") != "header":
-        raise JournalError(f"{path}: is not a journal; its first entry is no header")
+        raise JournalError(f"{path}: is not a journal, its first entry is no header; {_REMEDY}")
     version = entry.header.format_version
     if version != FORMAT_VERSION:
         raise JournalError(
@@ -141,15 +174,19 @@ def read_journal(path: Path) -> Journal:
     header = next(entries).header
     exchanges: list[tuple[pb.ScheduleRequest, pb.ScheduleResponse | None]] = []
     for entry in entries:
-        if entry.WhichOneof("payload") == "request":
+        payload = entry.WhichOneof("payload")
+        if payload == "request":
             exchanges.append((entry.request, None))
-        elif exchanges:
+        elif payload == "response" and exchanges:
             exchanges[-1] = (exchanges[-1][0], entry.response)
     return Journal(header, tuple(exchanges))
 
 
 def replay(journal: Journal) -> Iterator[tuple[pb.ScheduleRequest, pb.ScheduleResponse]]:
-    """Yields each recorded request and what a new session answers to it now. Deterministic."""
+    """Yields each recorded request and what a new session answers to it now. Deterministic.
+
+    That the sidecar was draining no request tells: it is taken from the recorded answers.
+    """
     from sidecar.policies.registry import parse_spec
 
     header = journal.header
@@ -160,5 +197,6 @@ def replay(journal: Journal) -> Iterator[tuple[pb.ScheduleRequest, pb.ScheduleRe
     session = Session(
         header.session, SessionDefaults(name, parameters, slos, header.default_profile), clock=lambda: 0.0
     )
-    for request, _ in journal.exchanges:
-        yield request, encode_response(without_timings(session.handle(decode_request(request))))
+    for request, recorded in journal.exchanges:
+        session.draining = recorded is not None and recorded.batch_allocation.draining
+        yield request, encode_response(without_timings(answer_request(session, request)))

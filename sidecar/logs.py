@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 
@@ -24,7 +25,7 @@ def configure_logs(form: str, level: str) -> None:
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(least),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *arguments: LineLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
 
@@ -32,3 +33,18 @@ def configure_logs(form: str, level: str) -> None:
 def logger() -> Any:
     """Returns the process's logger: ``logger().info("what happened", key=value)``."""
     return structlog.get_logger()
+
+
+class LineLogger:
+    """Writes each line at once; when nobody reads any more, the line is lost and the sidecar goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def msg(self, line: str) -> None:
+        """Writes one line."""
+        with contextlib.suppress(OSError, ValueError):  # a broken pipe, a full disk, a closed stream
+            self._stream.write(line + "\n")
+            self._stream.flush()
+
+    debug = info = warning = error = critical = exception = log = msg
