@@ -1,7 +1,11 @@
-"""A sidecar of one's own: a process on a Unix socket in a temporary folder, for simulations, benchmarks and tests."""
+"""A sidecar of one's own: a process on a Unix socket in a temporary folder, for simulations, benchmarks and tests.
+
+It gets nothing from the user's settings: neither ``SLIDINGSERVE_*`` variables nor the file that one of them may name.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -71,6 +75,11 @@ class SidecarProcess:
         self._folder.cleanup()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "sidecar", "serve", "--listen", self.address, "--drain-seconds", "1"]
+        # -P: the current folder may hold anything of the same name.
+        command = [sys.executable, "-P", "-m", "sidecar", "serve", "--listen", self.address, "--drain-seconds", "1"]
+        # What the user has set is meant for another sidecar.
+        environment = {name: text for name, text in os.environ.items() if not name.startswith("SLIDINGSERVE_")}
         with self._log.open("ab") as log:
-            return subprocess.Popen([*command, *self._arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL)  # noqa: S603
+            return subprocess.Popen(  # noqa: S603
+                [*command, *self._arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,6 +31,7 @@ from slidingserve.contract.values import EngineInfo, EngineLimits, Floats, Ints,
 
 Transport = Literal["grpc", "inprocess"]
 CONNECT_SECONDS = 60.0
+DEFAULT_REQUESTS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class SimulationRequest:
     workload: str = "mixed-v1"
     trace: Path | None = None
     rate: float | None = 2.0
-    requests: int | None = 600
+    requests: int | None = DEFAULT_REQUESTS
     profile: str = "rtx3090-tp2"
     seed: int = 0
     floor_seconds: float = 0.2
@@ -60,17 +61,16 @@ def simulate(request: SimulationRequest, progress: Progress = lambda policy, don
     Raises:
         ProfileError, WorkloadError, TraceError: what they say.
         UnknownPolicyError, PolicyParameterError, ValueError: a policy or its parameters.
-        SidecarFailed, ClientError: the sidecar process did not serve.
+        SidecarFailed, ClientError: the sidecar process did not serve, or not to the end.
     """
     profile = load_profile(request.profile)
     limits = engine_limits(profile)
     for text in request.policies:
         name, parameters = registry.parse_spec(text)
         registry.build(name, parameters, PolicyContext(limits, profile.name))
-    workload = make_workload(request, profile)
-    if request.transport == "inprocess":
-        return [_run(request, text, workload, profile, None, progress) for text in request.policies]
-    with SidecarProcess() as sidecar:
+    sidecar = SidecarProcess() if request.transport == "grpc" else None  # comes up while the requests are made
+    with sidecar or nullcontext():
+        workload = make_workload(request, profile)
         return [_run(request, text, workload, profile, sidecar, progress) for text in request.policies]
 
 
@@ -101,7 +101,7 @@ def make_workload(request: SimulationRequest, profile: HardwareProfile) -> Workl
     return synthetic_workload(
         request.workload,
         rate=2.0 if request.rate is None else request.rate,
-        requests=600 if request.requests is None else request.requests,
+        requests=DEFAULT_REQUESTS if request.requests is None else request.requests,
         seed=request.seed,
         solo_ttft_seconds=solo,
         floor_seconds=request.floor_seconds,
@@ -164,10 +164,17 @@ def _run(
         "simulated", instance=profile.name, model=profile.model, tensor_parallel=profile.tensor_parallel
     )
     opening = OpenSession(limits, engine=engine_info, policy=name, policy_parameters=parameters, profile=profile.name)
+
+    def watched(done: int, total: int) -> None:
+        """Ends the run with the sidecar: what the engine's own policy decides would be shown as another's."""
+        if sidecar is not None:
+            sidecar.check()
+        progress(policy, done, total)
+
     with _opened(opening, sidecar) as opened:
         engine = SimulatedEngine(workload, limits, ProfileTimer(profile), opened.source)
         started = time.perf_counter()
-        outcome = drive(engine, len(workload), lambda done, total: progress(policy, done, total))
+        outcome = drive(engine, len(workload), watched)
         wall = time.perf_counter() - started
     round_trips = opened.round_trip_seconds()
     return RunResult(

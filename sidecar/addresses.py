@@ -1,5 +1,6 @@
-"""Addresses to listen at, looked at before gRPC does: it takes over Unix sockets without a word and says little of why
-it cannot bind.
+"""Looks at an address before gRPC listens there.
+
+gRPC takes over another process's Unix socket without a word, and says little of why it cannot bind.
 """
 
 from __future__ import annotations

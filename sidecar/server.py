@@ -28,7 +28,7 @@ SCHEDULER_SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"
 READINESS = ("", SCHEDULER_SERVICE, "readiness")
 
 
-# How long calls that are not sessions may take once the sessions have gone.
+# How long calls may take that are still open when the servers stop.
 LAST_CALLS_SECONDS = 0.2
 
 
@@ -72,7 +72,7 @@ class Sidecar:
             await asyncio.to_thread(warm_up, settings.session_defaults())
             self.address = await self._serve(settings.listen, schedule=True)
         except ServeError:
-            await self._stop()
+            await self._stop(0.0)
             raise
         await self._set_readiness(health_pb2.HealthCheckResponse.SERVING)
         logger().info("serving", listen=self.address, policy=settings.policy, version=__version__)
@@ -86,14 +86,14 @@ class Sidecar:
         logger().info("draining", sessions=self.service.open_sessions, seconds=seconds)
         await self._set_readiness(health_pb2.HealthCheckResponse.NOT_SERVING)
         self.service.drain()
-        await self.service.wait_until_idle(seconds)
-        await self._stop()
-        logger().info("stopped", sessions_cut=self.service.open_sessions)
+        last_calls = min(LAST_CALLS_SECONDS, seconds)
+        await self.service.wait_until_idle(seconds - last_calls)
+        cut = self.service.open_sessions
+        await self._stop(last_calls)
+        logger().info("stopped", sessions_cut=cut)
 
-    async def _stop(self) -> None:
-        grace = None if self.service.open_sessions else LAST_CALLS_SECONDS
-        for server in reversed(self._servers):
-            await server.stop(grace)
+    async def _stop(self, grace_seconds: float) -> None:
+        await asyncio.gather(*(server.stop(grace_seconds) for server in self._servers))
 
     async def _set_readiness(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in READINESS:

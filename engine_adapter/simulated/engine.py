@@ -51,7 +51,6 @@ from slidingserve.contract.values import (
     Step,
 )
 
-
 _ACTIVE = Mode.ACTIVE  # a look-up of an enum's member costs 0.2 us
 
 
@@ -152,6 +151,7 @@ class SimulatedEngine:
         self._applied: AppliedBatch | None = None
         self._applied_exactly = True
         self._last_seconds = 0.0
+        self._ended_seconds = 0.0  # end of the last iteration; the clock may be further
         self.iterations = 0
         self.now_seconds = 0.0
 
@@ -191,11 +191,13 @@ class SimulatedEngine:
                 allocation.handles, allocation.tokens, allocation.preempted_handles
             )
             self._digest_words(allocation.step, len(allocation.handles))
-            if not count:  # nothing in the plan was possible
-                count, preempted, as_planned = self._load_own()
+            if not count:  # nothing in the plan was possible, but its victims have lost their blocks
+                count, further, as_planned = self._load_own()
+                preempted = np.append(preempted, further)
         self._report(count, preempted, as_planned)
         self._last_seconds = self._timer.seconds(self._chunk, self._context, count) + self._cpu_seconds
         self.now_seconds += self._last_seconds
+        self._ended_seconds = self.now_seconds
         done = finish_batch(
             self._requests,
             self._running,
@@ -255,7 +257,7 @@ class SimulatedEngine:
             gap_missed=arrived["gap_missed"].copy(),
             finished=(arrived["state"] == DONE) & (arrived["generated"] >= arrived["wanted"]),
             token_gaps=self._gaps[: self._counts[GAP_COUNT]].copy(),
-            makespan_seconds=self.now_seconds,
+            makespan_seconds=self._ended_seconds,
             iterations=self.iterations,
             scheduled_requests=self._scheduled,
             preemptions=int(self._counts[PREEMPTIONS]),

@@ -93,7 +93,7 @@ def simulate(
         float | None, typer.Option(help="Requests/s. Default: 2 for a workload, as recorded for a trace.")
     ] = None,
     requests: Annotated[
-        int | None, typer.Option(help="How many requests. Default: 600 of a workload, all of a trace.")
+        int | None, typer.Option(help="How many requests. Default: 300 of a workload, all of a trace.")
     ] = None,
     profile: Annotated[
         str, typer.Option(help="Hardware profile: a name from `slidingserve profiles list` or a file.")

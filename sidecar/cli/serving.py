@@ -7,13 +7,14 @@ from typing import Any
 
 import typer
 
-from sidecar.cli.failing import fail
+from sidecar.cli.failing import fail, quiet_grpc
 from sidecar.config import ConfigError, SidecarSettings, load_settings
 
 
 def serve(flags: dict[str, Any], file: Path | None) -> None:
     """Serves until the process is told to end."""
     settings, _ = _load(flags, file)
+    quiet_grpc()
     from sidecar.server import ServeError, run
 
     try:

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 import typer
 
-from sidecar.cli.failing import fail
+from sidecar.cli.failing import fail, quiet_grpc
 
 
 def simulate(options: dict[str, Any]) -> None:
     """Runs the simulation with progress on stderr; prints the table, or JSON."""
+    quiet_grpc()
     from engine_adapter.client import ClientError
     from evaluation.results import to_json
     from evaluation.screen import render
     from evaluation.sidecar_process import SidecarFailed
     from evaluation.simulate import simulate as run
 
+    file: Path | None = options["json_file"]
+    to_stdout = str(file) == "-"
+    if file is not None and not to_stdout:
+        _check_writable(file)
     try:
         request = _request(options)
-        with _Progress(len(request.policies)) as progress:
+        with _Progress() as progress:
             results = run(request, progress.update)
     except (ValueError, LookupError, ClientError, SidecarFailed) as error:
         fail(str(error))
-    file: Path | None = options["json_file"]
     text = json.dumps(to_json(results), indent=2)
-    if file is not None and str(file) == "-":
+    if to_stdout:
         typer.echo(text)
         return
     typer.echo(render(results))
@@ -36,7 +42,21 @@ def simulate(options: dict[str, Any]) -> None:
         try:
             file.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
-            fail(f"--json {file}: cannot be written ({error.strerror}); give another file")
+            _fail_to_write(file, error.strerror)
+
+
+def _check_writable(file: Path) -> None:
+    """Looks whether the results can be written, before they are worked out."""
+    if file.is_dir():
+        _fail_to_write(file, os.strerror(errno.EISDIR))
+    if not file.parent.is_dir():
+        _fail_to_write(file, f"there is no folder {file.parent}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        _fail_to_write(file, os.strerror(errno.EACCES))
+
+
+def _fail_to_write(file: Path, reason: str | None) -> NoReturn:
+    fail(f"--json {file}: cannot be written ({reason}); give another file")
 
 
 def _request(options: dict[str, Any]) -> Any:
@@ -64,7 +84,7 @@ def _request(options: dict[str, Any]) -> Any:
 class _Progress:
     """A bar on stderr where there is a terminal; nothing elsewhere."""
 
-    def __init__(self, policies: int) -> None:
+    def __init__(self) -> None:
         self._bar: Any = None
         self._task: Any = None
         self._policy = ""

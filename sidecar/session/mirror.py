@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from sidecar.policies.base import Plan
-from sidecar.queues import ENTRY, RUNNING, Queues, Table
+from sidecar.queues import ENTRY, RUNNING, WAITING, Queues, Table
 from sidecar.session import checks
 from sidecar.session.refusal import Refusal
 from sidecar.session.rows import RowFiller, set_progress
@@ -136,7 +136,8 @@ class Mirror:
                 "only a running request can be preempted",
             )
         rows = queues.requests[queues.slots(applied.handles)]
-        computed = np.where(np.isin(applied.handles, applied.preempted_handles), 0, rows["computed"])
+        anew = np.isin(applied.handles, applied.preempted_handles) | (rows["state"] == WAITING)  # no prefix is promised
+        computed = np.where(anew, 0, rows["computed"])
         missing = rows["target"] - computed + rows["speculative"]
         wrong = np.flatnonzero((applied.tokens < 1) | (applied.tokens > missing))
         if len(wrong):

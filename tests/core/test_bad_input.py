@@ -18,6 +18,7 @@ from slidingserve.contract.values import (
     ErrorReason,
     OpenSession,
     ProgressColumns,
+    RequestColumns,
     SessionError,
     SloDefaults,
     Snapshot,
@@ -60,6 +61,11 @@ def refuse(message: Step | Snapshot, reason: ErrorReason, field: str, value: str
     assert_says(session.handle(message), reason, field, value)
     assert (mirror_rows(session), session.mirror.class_names, session.mirror.tenant_names) == before
     decide(session, snapshot([(7, 8, 8, 1)], running=1, free=38, epoch=2, number=1, now_seconds=1.0))
+
+
+def two(**more: Any) -> RequestColumns:
+    """Two requests that could arrive, with some columns changed."""
+    return TWO._replace(**more)
 
 
 def next_step(**more: Any) -> Step:
@@ -200,7 +206,7 @@ BAD_REALS += [(name, -1.0) for name in REAL_COLUMNS if name != "arrival_seconds"
 
 @pytest.mark.parametrize(("name", "value"), [*BAD_REALS, ("weight", 0.0)])
 def test_bad_real_column(name: str, value: float) -> None:
-    bad = TWO._replace(**{name: floats(1.0, value)})
+    bad = two(**{name: floats(1.0, value)})
     refuse(next_step(arrived=bad), INVALID, f"step.arrived.{name}[1]", str(value))
     full = Snapshot(next_step().iteration._replace(epoch=2), bad, 1, ProgressColumns(NO_INTS, ints(1, 0), ints(0, 0)))
     refuse(full, INVALID, f"snapshot.requests.{name}[1]", str(value))
@@ -209,7 +215,7 @@ def test_bad_real_column(name: str, value: float) -> None:
 @pytest.mark.parametrize("name", WHOLE_COLUMNS)
 @pytest.mark.parametrize("value", [-1, -(2**63), 2**62])
 def test_bad_whole_column(name: str, value: int) -> None:
-    bad = TWO._replace(**{name: ints(0, value)})
+    bad = two(**{name: ints(0, value)})
     refuse(next_step(arrived=bad), INVALID, f"step.arrived.{name}[1]", str(value))
     full = Snapshot(next_step().iteration._replace(epoch=2), bad, 1, ProgressColumns(NO_INTS, ints(1, 0), ints(0, 0)))
     refuse(full, INVALID, f"snapshot.requests.{name}[1]", str(value))
@@ -219,7 +225,7 @@ def test_bad_whole_column(name: str, value: int) -> None:
 @pytest.mark.parametrize("length", [1, 3])
 def test_column_of_another_length(name: str, length: int) -> None:
     column = np.ones(length) if name in REAL_COLUMNS else np.ones(length, np.int64)
-    bad = TWO._replace(**{name: column}, class_names=("chat",), tenant_names=("we",))
+    bad = two(**{name: column}, class_names=("chat",), tenant_names=("we",))
     refuse(next_step(arrived=bad), INVALID, f"step.arrived.{name}", f"{length} entries")
 
 
@@ -227,7 +233,7 @@ def test_column_of_another_length(name: str, length: int) -> None:
 def test_what_a_step_may_bring_a_snapshot_may_too(name: str) -> None:
     """The wire's largest number stands for "no limit" in some engines; it must not block the way back."""
     session = opened()
-    arrived = columns([1], [5])._replace(**{name: ints(2**32 - 1)})
+    arrived = columns([1], [5], **{name: ints(2**32 - 1)})
     decide(session, step(0, arrived=arrived))
     decide(session, Snapshot(step(1, epoch=1).iteration, arrived, 0, ProgressColumns(NO_INTS, ints(0), ints(0))))
 

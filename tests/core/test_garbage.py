@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sidecar.session.machine import State
 from slidingserve.contract.values import (
+    NO_INTS,
     AppliedBatch,
     BatchAllocation,
     ErrorReason,
@@ -134,6 +135,22 @@ def test_any_message_gets_an_answer(message: Step | Snapshot) -> None:
     if isinstance(answer, SessionError):
         assert answer.field.startswith(("step.", "snapshot."))
         assert answer.value != "rows", "the checks find what the fast way in has refused"
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(requests(-1))
+def test_step_and_snapshot_take_the_same_requests(arrived: RequestColumns) -> None:
+    """Otherwise an engine could bring a request that bars it from ever coming back into step."""
+    count = len(arrived.handles)
+    zeros = np.zeros(count, np.int64)
+    progress = ProgressColumns(NO_INTS, zeros, zeros)
+    by_step = opened().handle(Step(IterationState(0, 0, 0.0, 0), arrived=arrived))
+    by_snapshot = opened().handle(Snapshot(IterationState(1, 0, 0.0, 0), arrived, 0, progress))
+    if isinstance(by_step, BatchAllocation):
+        assert isinstance(by_snapshot, BatchAllocation)
+    elif isinstance(by_snapshot, BatchAllocation):
+        assert isinstance(by_step, SessionError)
+        assert by_step.reason is ErrorReason.DUPLICATE_HANDLE, "only the order of handles is free in a snapshot"
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

@@ -21,7 +21,7 @@ from slidingserve.contract.values import (
     SloDefaults,
     Snapshot,
 )
-from tests.strategies import batch, columns, decide, floats, ints, mirror_rows, opened, snapshot, step
+from tests.strategies import LIMITS, batch, columns, decide, floats, ints, mirror_rows, opened, snapshot, step
 
 DECODING, PROMPT, WAITING = (7, 8, 8, 1), (3, 20, 4, 0), (9, 5, 0, 0)  # handle, prompt, computed, output
 
@@ -91,7 +91,7 @@ def test_mode_shadow_decides_and_follows_what_is_applied() -> None:
 
 def test_mode_left_open_is_active() -> None:
     session = Session("open")
-    answer = session.handle(OpenSession(opened().mirror._limits, mode=Mode.UNSPECIFIED))
+    answer = session.handle(OpenSession(LIMITS, mode=Mode.UNSPECIFIED))
     assert isinstance(answer, SessionOpened)
     assert answer.mode is Mode.ACTIVE
 
@@ -107,7 +107,7 @@ def test_draining_is_told_in_every_answer() -> None:
 def test_phases_are_timed_by_the_clock_that_is_handed_in() -> None:
     ticks = iter(range(100))
     session = Session("ticks", clock=lambda: float(next(ticks)))
-    session.handle(OpenSession(opened().mirror._limits))
+    session.handle(OpenSession(LIMITS))
     timings = decide(session, step(0)).phase_timings
     assert timings is not None
     assert timings == (0.0, 1.0, 1.0, 1.0)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.session.machine import Session
-from slidingserve.contract.values import EngineLimits
+from slidingserve.contract.values import BatchAllocation, EngineLimits
 from tests.strategies import batch, columns, decide, ints, mirror_rows, opened, snapshot, step
 
 Rows = Sequence[tuple[int, int, int, int]]  # handle, prompt, computed, output
@@ -19,17 +19,18 @@ LIMITS = EngineLimits(max_tokens_per_iteration=100, max_sequences=8, kv_blocks=1
 A, B, C, D, E = (1, 8, 8, 1), (2, 11, 12, 2), (3, 30, 20, 0), (4, 2, 0, 0), (5, 1, 0, 0)
 
 
-def vllm(rows: Rows, running: int, free: int, limits: EngineLimits = LIMITS, **parameters: int | str) -> Session:
-    """A session after its first decision, for the rows given."""
+def vllm(
+    rows: Rows, running: int, free: int, limits: EngineLimits = LIMITS, **parameters: int | str
+) -> tuple[Session, BatchAllocation]:
+    """A session and its first decision, for the rows given."""
     texts = {name: str(value) for name, value in parameters.items()}
     session = opened(limits, policy="vllm", policy_parameters=texts)
-    session.first = decide(session, snapshot(rows, running, free))  # type: ignore[attr-defined]
-    return session
+    return session, decide(session, snapshot(rows, running, free))
 
 
 def plan(rows: Rows, running: int, free: int, limits: EngineLimits = LIMITS, **parameters: int | str) -> object:
     """(batch, victims) for the rows given."""
-    allocation = vllm(rows, running, free, limits, **parameters).first  # type: ignore[attr-defined]
+    _, allocation = vllm(rows, running, free, limits, **parameters)
     return batch(allocation), allocation.preempted_handles.tolist()
 
 
@@ -67,8 +68,8 @@ def test_nobody_is_admitted_in_an_iteration_with_a_preemption() -> None:
 
 
 def test_victims_go_to_the_head_of_the_queue_and_start_anew() -> None:
-    session = vllm([(6, 40, 28, 0), (7, 5, 4, 0), (8, 5, 4, 0), D], 3, 1)
-    assert session.first.preempted_handles.tolist() == [8, 7]  # type: ignore[attr-defined]
+    session, first = vllm([(6, 40, 28, 0), (7, 5, 4, 0), (8, 5, 4, 0), D], 3, 1)
+    assert first.preempted_handles.tolist() == [8, 7]
     allocation = decide(session, step(1, free=0, epoch=1))
     rows = mirror_rows(session)
     assert [row.handle for row in rows] == [6, 7, 8, 4]
@@ -79,8 +80,8 @@ def test_victims_go_to_the_head_of_the_queue_and_start_anew() -> None:
 
 
 def test_recomputed_request_keeps_its_output() -> None:
-    session = vllm([(6, 30, 28, 0), (7, 5, 7, 3)], 2, 0)
-    assert session.first.preempted_handles.tolist() == [7]  # type: ignore[attr-defined]
+    session, first = vllm([(6, 30, 28, 0), (7, 5, 7, 3)], 2, 0)
+    assert first.preempted_handles.tolist() == [7]
     allocation = decide(session, step(1, free=2, epoch=1, finished_handles=ints(6)))
     assert batch(allocation) == [(7, 8)]
     decide(session, step(2, free=8, epoch=1))

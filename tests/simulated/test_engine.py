@@ -6,6 +6,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -22,9 +23,9 @@ LIMITS = EngineLimits(max_tokens_per_iteration=64, max_sequences=8, kv_blocks=40
 TIGHT = EngineLimits(max_tokens_per_iteration=32, max_sequences=6, kv_blocks=24, kv_block_tokens=4)
 
 
-def source(limits: EngineLimits = LIMITS, **opening: Mode) -> InProcessSource:
+def source(limits: EngineLimits = LIMITS) -> InProcessSource:
     made = InProcessSource()
-    made.open(OpenSession(limits, policy="vllm", **opening))
+    made.open(OpenSession(limits, policy="vllm"))
     return made
 
 
@@ -149,7 +150,7 @@ def test_flags_follow_from_token_times(requests: Feed, limits: EngineLimits, ttf
     for row in range(count):
         tokens, arrival = times[row], float(requests.arrival_seconds[row])
         late = any(time > arrival + ttft + k * tbt for k, time in enumerate(tokens))
-        between = [later - earlier for earlier, later in zip(tokens, tokens[1:], strict=False)]
+        between = [later - earlier for earlier, later in pairwise(tokens)]
         gaps += len(between)
         assert bool(outcome.deadline_missed[row]) == late
         assert bool(outcome.gap_missed[row]) == any(gap > tbt for gap in between)

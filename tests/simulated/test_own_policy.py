@@ -68,7 +68,7 @@ class ComparingSource:
         self._seats = min(int(parameters.get("max_sequences", 0)) or 10**9, limits.max_sequences)
         self._reserve = parameters.get("reserve_full_prompt", "true") == "true"
         self._inner.open(OpenSession(limits, policy="vllm", policy_parameters=parameters))
-        self.preempted = self.cut = 0
+        self.preempted = 0
 
     def open(self, message: OpenSession) -> SessionOpened:
         raise NotImplementedError
@@ -82,7 +82,6 @@ class ComparingSource:
         assert (batch(allocation), allocation.preempted_handles.tolist()) == (own_batch, own_victims)
         assert self._inner.session.guarded == 0, "the guard has nothing to cut"
         self.preempted += len(own_victims)
-        self.cut += sum(tokens for _, tokens in own_batch) == self._budget
         return allocation
 
 
@@ -106,7 +105,7 @@ def test_policy_equals_the_engines_own(requests: Feed, limits: EngineLimits, par
 
 LOADS = [
     (EngineLimits(32, 10, 24, 4), {}),
-    (EngineLimits(3, 16, 40, 2), {}),
+    (EngineLimits(5, 16, 27, 2), {}),
     (EngineLimits(512, 2, 14, 4), {}),
     (EngineLimits(64, 64, 60, 1), {"reserve_full_prompt": "false"}),
     (EngineLimits(64, 64, 60, 1), {"max_tokens": "7", "max_sequences": "3"}),
@@ -119,7 +118,6 @@ def test_policy_equals_the_engines_own_under_load(limits: EngineLimits, paramete
     engine = SimulatedEngine(random_feed(3, 60, 36, 16, 0.01), limits, LinearTimer(), source)
     run_to_end(engine)
     assert engine.outcome().preemptions == source.preempted > 0
-    assert source.cut > 0 or limits.max_tokens_per_iteration == 512
 
 
 @pytest.mark.parametrize("reserve", [True, False])
@@ -143,7 +141,6 @@ def test_run_with_the_policy_equals_run_without_a_source(limits: EngineLimits, r
     assert (led.fallbacks, alone.fallbacks) == (0, alone.iterations)
 
 
-# Ten blocks of four tokens; (prompt, output) of requests that all arrive at 0.
 EXAMPLE = EngineLimits(max_tokens_per_iteration=32, max_sequences=4, kv_blocks=6, kv_block_tokens=4)
 
 
