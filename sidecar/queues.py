@@ -120,14 +120,12 @@ class Queues:
         Linear in ``rows``, amortised.
         """
         count = len(rows)
-        free = self._free
-        while len(free) < count:
+        while len(self._free) < count:
             self._grow()
-            free = self._free
+        free = self._free
         slots = [free.pop() for _ in range(count)]
         handles: list[int] = rows["handle"].tolist()
         self._slot_of.update(zip(handles, slots, strict=True))
-        self._make_room(0, count)
         place_rows(self.requests, self.running, self.waiting, self.bounds, rows, np.array(slots))
         return max(handles)
 
@@ -137,23 +135,6 @@ class Queues:
             del self._slot_of[handle]
         self._free.extend(slots)
         release_rows(self.requests, self.running, self.waiting, self.bounds, np.array(slots))
-
-    def apply(self, entries: Table, count: int, victims: Ints, victim_count: int, block_tokens: int) -> None:
-        """Brings the mirror to the state after a batch: see `apply_batch`."""
-        if victim_count:
-            self._make_room(victim_count, 0)
-        apply_batch(
-            self.requests, self.running, self.waiting, self.bounds, entries, count, victims, victim_count, block_tokens
-        )
-
-    def _make_room(self, before: int, behind: int) -> None:
-        """Moves the waiting order to the middle if there is no room for that many slots before or behind it."""
-        start, stop = int(self.bounds[WAITING_START]), int(self.bounds[WAITING_STOP])
-        if before <= start and stop + behind <= len(self.waiting):
-            return
-        order = self.waiting[start:stop].copy()
-        self.waiting[self.capacity : self.capacity + len(order)] = order
-        self.bounds[WAITING_START : WAITING_STOP + 1] = (self.capacity, self.capacity + len(order))
 
     def _grow(self) -> None:
         """Doubles the table."""
@@ -174,8 +155,23 @@ def blocks_for(tokens: int, block_tokens: int) -> int:
 
 
 @kernel
+def make_room(waiting: Ints, bounds: Ints, before: int, behind: int) -> None:
+    """Moves the waiting order to the middle of its array if it lacks that much room before or behind it."""
+    start = bounds[WAITING_START]
+    stop = bounds[WAITING_STOP]
+    if before <= start and stop + behind <= len(waiting):
+        return
+    middle = len(waiting) // 3
+    order = waiting[start:stop].copy()
+    waiting[middle : middle + len(order)] = order
+    bounds[WAITING_START] = middle
+    bounds[WAITING_STOP] = middle + len(order)
+
+
+@kernel
 def place_rows(requests: Table, running: Ints, waiting: Ints, bounds: Ints, rows: Table, slots: Ints) -> None:
-    """Copies rows into the table and appends each to its queue. Linear in the rows."""
+    """Copies rows into the table and appends each to its queue. Linear in the rows, amortised."""
+    make_room(waiting, bounds, 0, len(slots))
     for position in range(len(slots)):
         slot = slots[position]
         requests[slot] = rows[position]
@@ -238,6 +234,8 @@ def apply_batch(
     has one more output token. Linear in the batch, plus the running queue if a victim is not at its tail and the
     waiting queue if what was admitted is not its head.
     """
+    if victim_count > 0:
+        make_room(waiting, bounds, victim_count, 0)
     for position in range(victim_count):
         slot = victims[position]
         requests[slot].state = WAITING

@@ -37,6 +37,7 @@ from engine_adapter.simulated.state import (
 from engine_adapter.simulated.timing import IterationTimer
 from engine_adapter.source import DecisionSource
 from slidingserve.contract.values import (
+    NO_FLOATS,
     NO_INTS,
     AppliedBatch,
     BatchAllocation,
@@ -116,6 +117,7 @@ class SimulatedEngine:
         self._feed, self._limits, self._timer, self._source = feed, limits, timer, source
         self._cpu_seconds = cpu_seconds_per_iteration
         self._reserve_full_prompt = reserve_full_prompt
+        self._has_ttlt = bool(feed.ttlt_slo_seconds.any())
         self._requests: Table = np.zeros(count, REQUEST)
         for name, column in (
             ("prompt", feed.prompt_tokens),
@@ -304,7 +306,7 @@ class SimulatedEngine:
         words = self._words
         words[0] = step & 0xFFFFFFFF
         words[1] = count
-        self._digest.update(words[: 2 + 2 * count].data)
+        self._digest.update(words.data[: 2 + 2 * count])
 
     def _load_own(self) -> tuple[int, Ints, bool]:
         """Puts the own policy's plan into the engine."""
@@ -372,18 +374,20 @@ class SimulatedEngine:
     def _columns(self, rows: Ints | slice, class_names: tuple[str, ...]) -> RequestColumns:
         feed = self._feed
         return RequestColumns(
-            handles=self._handles[rows],
-            arrival_seconds=feed.arrival_seconds[rows],
-            prompt_tokens=feed.prompt_tokens[rows],
-            ttft_slo_seconds=feed.ttft_slo_seconds[rows],
-            tbt_slo_seconds=feed.tbt_slo_seconds[rows],
-            ttlt_slo_seconds=feed.ttlt_slo_seconds[rows],
-            class_index=feed.class_index[rows],
+            self._handles[rows],
+            feed.arrival_seconds[rows],
+            feed.prompt_tokens[rows],
+            NO_INTS,
+            feed.ttft_slo_seconds[rows],
+            feed.tbt_slo_seconds[rows],
+            feed.ttlt_slo_seconds[rows] if self._has_ttlt else NO_FLOATS,
+            NO_INTS,
+            feed.class_index[rows] if feed.class_names else NO_INTS,
             class_names=class_names,
         )
 
     def _iteration(self) -> IterationState:
-        return IterationState(0, self.iterations, self.now_seconds, int(self._counts[FREE_BLOCKS]), self._last_seconds)
+        return IterationState(0, self.iterations, self.now_seconds, self._counts.item(FREE_BLOCKS), self._last_seconds)
 
     def _report(self, count: int, preempted: Ints, as_planned: bool) -> None:
         """Keeps what was executed for the next message, unless it was the allocation to the letter."""

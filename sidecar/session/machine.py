@@ -50,7 +50,7 @@ from slidingserve.contract.values import (
 
 
 class State(IntEnum):
-    """Where a session stands. (An IntEnum hashes three times as fast as an Enum.)"""
+    """Where a session stands; an IntEnum, as it hashes three times as fast as an Enum."""
 
     NEW = auto()
     SYNCED = auto()
@@ -292,7 +292,7 @@ class Session:
             plan.entries,
             count,
             plan.victims,
-            victim_count,
+            plan.victim_count,
             self._decisions,
             limits.max_tokens_per_iteration,
             limits.max_sequences,

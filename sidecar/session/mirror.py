@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from sidecar.policies.base import Plan
-from sidecar.queues import ENTRY, RUNNING, WAITING, Queues, Table
+from sidecar.queues import ENTRY, RUNNING, WAITING, Queues, Table, apply_batch
 from sidecar.session import checks
 from sidecar.session.refusal import Refusal
 from sidecar.session.rows import RowFiller, set_progress
@@ -39,6 +39,7 @@ class Mirror:
         self.class_names = [""]
         self.tenant_names = [""]
         self._limits = limits
+        self._block_tokens = limits.kv_block_tokens
         self._last_handle = -1
         self._filler = RowFiller(slo_defaults)
 
@@ -150,7 +151,18 @@ class Mirror:
             )
 
     def _apply(self, entries: Table, count: int, victims: Ints, victim_count: int) -> None:
-        self.queues.apply(entries, count, victims, victim_count, self._limits.kv_block_tokens)
+        queues = self.queues
+        apply_batch(
+            queues.requests,
+            queues.running,
+            queues.waiting,
+            queues.bounds,
+            entries,
+            count,
+            victims,
+            victim_count,
+            self._block_tokens,
+        )
 
     def _correct(self, progress: ProgressColumns) -> None:
         requests = self.queues.requests

@@ -6,11 +6,15 @@ all of them are right. Only when it says no does `checks` look for the field, th
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from sidecar.queues import REQUEST, RUNNING, WAITING, Table
 from slidingserve.contract.values import Floats, Ints, ProgressColumns, RequestColumns, SloDefaults
 from slidingserve.jit import kernel
+
+_NUMBERS = RequestColumns._fields.index("request_ids")  # the columns before it are numbers, in the order of `_fill`
 
 
 class RowFiller:
@@ -40,21 +44,10 @@ class RowFiller:
         if count > len(self._buffer):
             self._buffer = np.zeros(2 * count, REQUEST)
         rows = self._buffer[:count]
+        numbers: Any = columns[:_NUMBERS]
         right = _fill(
             rows,
-            columns.handles,
-            columns.arrival_seconds,
-            columns.prompt_tokens,
-            columns.cached_prefix_tokens,
-            columns.ttft_slo_seconds,
-            columns.tbt_slo_seconds,
-            columns.ttlt_slo_seconds,
-            columns.priority,
-            columns.class_index,
-            columns.tenant_index,
-            columns.weight,
-            columns.max_output_tokens,
-            columns.speculative_tokens,
+            *numbers,
             self._slos.ttft_slo_seconds,
             self._slos.tbt_slo_seconds,
             self._slos.ttlt_slo_seconds,

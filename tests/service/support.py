@@ -66,7 +66,7 @@ def health_status(channel: grpc.Channel, name: str) -> str:
         )
     except grpc.RpcError as error:
         return str(error.code().name)
-    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
 def wait_ready(sidecar: SidecarProcess, address: str = "") -> None:

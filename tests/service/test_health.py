@@ -1,0 +1,54 @@
+"""Health, reflection, and the second address for probes."""
+
+from __future__ import annotations
+
+import grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from evaluation.sidecar_process import SidecarProcess
+from tests.service.support import (
+    LONG_SECONDS,
+    SERVICE,
+    RawStream,
+    channel_to,
+    free_address,
+    health_status,
+    wait_ready,
+)
+
+NAMES = ("", SERVICE, "readiness", "liveness")
+
+
+def test_health_by_name(channel: grpc.Channel) -> None:
+    assert [health_status(channel, name) for name in NAMES] == ["SERVING"] * 4
+    assert health_status(channel, "nope") == "NOT_FOUND"
+
+
+def services(channel: grpc.Channel) -> list[str]:
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    question = reflection_pb2.ServerReflectionRequest(list_services="")
+    answers = stub.ServerReflectionInfo(iter([question]), timeout=LONG_SECONDS)
+    return [entry.name for entry in next(answers).list_services_response.service]
+
+
+def test_reflection_lists_the_services_and_knows_the_contract(channel: grpc.Channel) -> None:
+    assert sorted(services(channel)) == sorted(
+        [SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"]
+    )
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    question = reflection_pb2.ServerReflectionRequest(file_containing_symbol=f"{SERVICE}.Schedule")
+    answer = next(stub.ServerReflectionInfo(iter([question]), timeout=LONG_SECONDS))
+    assert any(b"IterationState" in file for file in answer.file_descriptor_response.file_descriptor_proto)
+
+
+def test_second_address_serves_health_alone() -> None:
+    probes = free_address()
+    with SidecarProcess(("--health-listen", probes)) as sidecar:
+        wait_ready(sidecar, probes)
+        with channel_to(probes) as channel:
+            assert [health_status(channel, name) for name in NAMES] == ["SERVING"] * 4
+            assert SERVICE not in services(channel)
+            with RawStream(channel) as stream:
+                assert stream.ends_with() == "UNIMPLEMENTED"
+        with channel_to(sidecar.address) as channel:
+            assert health_status(channel, "readiness") == "SERVING"
