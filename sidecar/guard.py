@@ -6,7 +6,7 @@ than there are, and never for a token that a request does not need. What is too 
 
 from __future__ import annotations
 
-from sidecar.queues import RUNNING, RUNNING_COUNT, WAITING, Table, blocks_for, remaining_tokens
+from sidecar.queues import RUNNING, RUNNING_COUNT, WAITING, Table, extra_blocks, remaining_tokens
 from slidingserve.contract.values import Ints
 from slidingserve.jit import kernel
 
@@ -57,14 +57,14 @@ def enforce_limits(
             state = requests[slot].state
             if state == RUNNING or (state == WAITING and may_admit and running < seats):
                 allowed = min(asked, remaining_tokens(requests, slot), budget)
-                wanted = blocks_for(requests[slot].computed + allowed, block_tokens) - requests[slot].blocks
+                wanted = extra_blocks(requests[slot].computed + allowed, requests[slot].blocks, block_tokens)
                 if allowed > 0 and wanted > free_blocks:
                     held = (requests[slot].blocks + free_blocks) * block_tokens
                     allowed = min(allowed, held - requests[slot].computed)
                     wanted = free_blocks
                 if allowed > 0:
                     requests[slot].stamp = stamp
-                    free_blocks -= max(wanted, 0)
+                    free_blocks -= wanted
                     budget -= allowed
                     if state == WAITING:
                         running += 1

@@ -23,15 +23,17 @@ FREE, WAITING, RUNNING = 0, 1, 2
 
 REQUEST = np.dtype(
     [
+        # What every decision looks at comes first: 64 bytes, one cache line.
         ("handle", np.int64),
         ("state", np.int64),  # FREE, WAITING (holds no KV blocks) or RUNNING
-        ("prompt", np.int64),  # tokens
-        ("output", np.int64),  # tokens generated, in flight included
         ("target", np.int64),  # prompt + output: the tokens that have to be in the KV cache before the next one comes
         ("computed", np.int64),  # tokens in the KV cache; of a waiting request those expected in the prefix cache
-        ("in_flight", np.int64),  # of the computed tokens, those that are launched and not confirmed
+        ("output", np.int64),  # tokens generated, in flight included
         ("blocks", np.int64),  # KV blocks held
         ("speculative", np.int64),  # draft tokens that a decode of it carries
+        ("stamp", np.int64),  # number of the last decision that the guard saw this request in
+        ("prompt", np.int64),  # tokens
+        ("in_flight", np.int64),  # of the computed tokens, those that are launched and not confirmed
         ("max_output", np.int64),  # tokens; 0: unknown
         ("arrival", np.float64),  # seconds on the engine's clock
         ("ttft", np.float64),  # SLOs in seconds
@@ -41,7 +43,6 @@ REQUEST = np.dtype(
         ("priority", np.int64),
         ("class_index", np.int64),
         ("tenant_index", np.int64),
-        ("stamp", np.int64),  # number of the last decision that the guard saw this request in
     ]
 )
 
@@ -152,6 +153,12 @@ class Queues:
 def blocks_for(tokens: int, block_tokens: int) -> int:
     """Returns the KV blocks that hold ``tokens`` tokens."""
     return (tokens + block_tokens - 1) // block_tokens
+
+
+@kernel
+def extra_blocks(tokens: int, held: int, block_tokens: int) -> int:
+    """Returns the KV blocks that ``tokens`` tokens need beyond the ``held`` ones; without a division where none is."""
+    return 0 if tokens <= held * block_tokens else blocks_for(tokens, block_tokens) - held
 
 
 @kernel
@@ -269,9 +276,7 @@ def apply_batch(
 def advance(requests: Table, slot: int, tokens: int, block_tokens: int) -> None:
     """Lets one request compute ``tokens`` tokens; draft tokens count as rejected until the engine says otherwise."""
     request = requests[slot]
-    blocks = blocks_for(request.computed + tokens, block_tokens)
-    if blocks > request.blocks:
-        request.blocks = blocks
+    request.blocks += extra_blocks(request.computed + tokens, request.blocks, block_tokens)
     request.computed = min(request.computed + tokens, request.target)
     if request.computed >= request.target:
         request.output += 1

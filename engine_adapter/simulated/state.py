@@ -120,7 +120,10 @@ def load_batch(
             state = requests[row].state
             if state == RUNNING or (state == WAITING and counts[RUNNING_COUNT] < seats):
                 given = min(asked, missing_tokens(requests, row), budget)
-                extra = blocks_of(requests[row].computed + given, block_tokens) - requests[row].blocks
+                total = requests[row].computed + given
+                extra = 0
+                if total > requests[row].blocks * block_tokens:
+                    extra = blocks_of(total, block_tokens) - requests[row].blocks
                 if extra > counts[FREE_BLOCKS]:
                     given = 0
                 elif given > 0:

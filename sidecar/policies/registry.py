@@ -7,6 +7,7 @@ Policies of this project are listed in `BUILT_IN`; a package elsewhere adds its 
 from __future__ import annotations
 
 import importlib
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -154,7 +155,10 @@ def _parse(policy: str, name: str, text: str, kind: Any) -> Any:
     if kind is str:
         return text
     try:
-        return kind(text)
+        value = kind(text)
+        if kind is float and not math.isfinite(value):
+            raise ValueError(text)
+        return value
     except ValueError:
         wanted = "a whole number" if kind is int else "a number"
         raise PolicyParameterError(policy, name, text, f"give {wanted}") from None

@@ -16,7 +16,16 @@ from dataclasses import dataclass
 
 from sidecar.policies.base import Iteration, Plan, PolicyContext
 from sidecar.policies.registry import register
-from sidecar.queues import RUNNING_COUNT, WAITING_START, WAITING_STOP, Queues, Table, blocks_for, remaining_tokens
+from sidecar.queues import (
+    RUNNING_COUNT,
+    WAITING_START,
+    WAITING_STOP,
+    Queues,
+    Table,
+    blocks_for,
+    extra_blocks,
+    remaining_tokens,
+)
 from slidingserve.contract.values import Ints
 from slidingserve.jit import kernel
 
@@ -104,7 +113,7 @@ def schedule_first_come_first_served(
         tokens = min(remaining_tokens(requests, slot), budget)
         if long_prefill_tokens > 0:
             tokens = min(tokens, long_prefill_tokens)
-        wanted = blocks_for(requests[slot].computed + tokens, block_tokens) - requests[slot].blocks
+        wanted = extra_blocks(requests[slot].computed + tokens, requests[slot].blocks, block_tokens)
         while wanted > free_blocks and last > position:
             last -= 1
             victims[victim_count] = running[last]
@@ -113,7 +122,7 @@ def schedule_first_come_first_served(
         if last <= position:
             break
         if tokens > 0:
-            free_blocks -= max(wanted, 0)
+            free_blocks -= wanted
             budget -= tokens
             entries[count].slot = slot
             entries[count].tokens = tokens

@@ -47,7 +47,6 @@ class RowFiller:
         numbers: Any = columns[:_NUMBERS]
         right = _fill(
             rows,
-            *numbers,
             self._slos.ttft_slo_seconds,
             self._slos.tbt_slo_seconds,
             self._slos.ttlt_slo_seconds,
@@ -56,6 +55,7 @@ class RowFiller:
             longest,
             names[0],
             names[1],
+            *numbers,
         )
         return rows if right else None
 
@@ -74,6 +74,14 @@ def set_progress(rows: Table, progress: ProgressColumns, running_count: int, blo
 @kernel
 def _fill(
     rows: Table,
+    default_ttft: float,
+    default_tbt: float,
+    default_ttlt: float,
+    ascending: bool,
+    last_handle: int,
+    longest: int,
+    classes: int,
+    tenants: int,
     handles: Ints,
     arrival: Floats,
     prompt: Ints,
@@ -87,14 +95,6 @@ def _fill(
     weight: Floats,
     max_output: Ints,
     speculative: Ints,
-    default_ttft: float,
-    default_tbt: float,
-    default_ttlt: float,
-    ascending: bool,
-    last_handle: int,
-    longest: int,
-    classes: int,
-    tenants: int,
 ) -> bool:
     """See `RowFiller.fill`. Every column but the first three may be empty: its default then holds for all rows."""
     count = len(handles)
