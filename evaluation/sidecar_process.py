@@ -75,10 +75,11 @@ class SidecarProcess:
         self._folder.cleanup()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # -P: the current folder may hold anything of the same name.
+        # -P: the current folder may hold anything of the same name; the child finds what this process finds.
         command = [sys.executable, "-P", "-m", "sidecar", "serve", "--listen", self.address, "--drain-seconds", "1"]
         # What the user has set is meant for another sidecar.
         environment = {name: text for name, text in os.environ.items() if not name.startswith("SLIDINGSERVE_")}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         with self._log.open("ab") as log:
             return subprocess.Popen(  # noqa: S603
                 [*command, *self._arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment

@@ -19,9 +19,7 @@ def generate(out: Path) -> int:
 
     protos = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.proto"))
     kinds = ("python", "grpc_python", "mypy", "mypy_grpc")
-    return int(
-        protoc.main(["protoc", f"--proto_path={ROOT}", *(f"--{kind}_out={out}" for kind in kinds), *protos])
-    )
+    return int(protoc.main(["protoc", f"--proto_path={ROOT}", *(f"--{kind}_out={out}" for kind in kinds), *protos]))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,7 @@ from slidingserve.contract.values import EngineLimits, SloDefaults
 
 ENVIRONMENT_PREFIX = "SLIDINGSERVE_"
 CONFIG_VARIABLE = "SLIDINGSERVE_CONFIG"
+DATA_VARIABLE = "SLIDINGSERVE_DATA"  # the folder of traces and kernel tables, for other commands
 DEFAULT_SOCKET = "unix:/tmp/slidingserve.sock"
 
 
@@ -137,7 +139,7 @@ class SidecarSettings(BaseSettings):
 
 
 def load_settings(
-    flags: dict[str, Any] | None = None, file: Path | None = None, environment: dict[str, str] | None = None
+    flags: dict[str, Any] | None = None, file: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> tuple[SidecarSettings, dict[str, str]]:
     """Merges the sources and checks the result, the policy and its parameters included.
 
@@ -177,6 +179,16 @@ def load_settings(
         raise ConfigError("\n".join(_sentences(error, sources))) from error
     _check_policy(settings, sources)
     return settings, sources
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Returns the names of variables that look like settings and are none, sorted.
+
+    They are no error: an orchestrator may set variables of that prefix for a service of this name.
+    """
+    known = {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in SidecarSettings.model_fields}
+    known |= {CONFIG_VARIABLE, DATA_VARIABLE}
+    return sorted(name for name in environment if name.startswith(ENVIRONMENT_PREFIX) and name.upper() not in known)
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -14,20 +14,22 @@ from slidingserve.jit import kernel
 @kernel
 def enforce_limits(
     requests: Table,
+    running: Ints,
+    waiting: Ints,
     bounds: Ints,
     entries: Table,
     count: int,
     victims: Ints,
     victim_count: int,
-    stamp: int,
-    budget: int,
-    seats: int,
-    free_blocks: int,
-    block_tokens: int,
-    may_admit: bool,
     handles: Ints,
     tokens: Ints,
     victim_handles: Ints,
+    stamp: int,
+    free_blocks: int,
+    may_admit: bool,
+    budget: int,
+    seats: int,
+    block_tokens: int,
 ) -> tuple[int, int, int]:
     """Cuts the plan to what is allowed, in place, and writes it as handles.
 
@@ -36,14 +38,14 @@ def enforce_limits(
     """
     changed = 0
     kept_victims = 0
-    running = bounds[RUNNING_COUNT]
+    seated = bounds[RUNNING_COUNT]
     for position in range(victim_count):
         slot = victims[position]
         if not 0 <= slot < len(requests) or requests[slot].state != RUNNING or requests[slot].stamp == stamp:
             changed += 1
             continue
         requests[slot].stamp = stamp
-        running -= 1
+        seated -= 1
         free_blocks += requests[slot].blocks
         victims[kept_victims] = slot
         victim_handles[kept_victims] = requests[slot].handle
@@ -55,7 +57,7 @@ def enforce_limits(
         allowed = 0
         if 0 <= slot < len(requests) and requests[slot].stamp != stamp:
             state = requests[slot].state
-            if state == RUNNING or (state == WAITING and may_admit and running < seats):
+            if state == RUNNING or (state == WAITING and may_admit and seated < seats):
                 allowed = min(asked, remaining_tokens(requests, slot), budget)
                 wanted = extra_blocks(requests[slot].computed + allowed, requests[slot].blocks, block_tokens)
                 if allowed > 0 and wanted > free_blocks:
@@ -67,7 +69,7 @@ def enforce_limits(
                     free_blocks -= wanted
                     budget -= allowed
                     if state == WAITING:
-                        running += 1
+                        seated += 1
         if allowed <= 0 or allowed != asked:
             changed += 1
         if allowed > 0:

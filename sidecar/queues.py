@@ -59,6 +59,7 @@ class Queues:
         running: slots of the running requests in the engine's order; the first ``bounds[RUNNING_COUNT]`` count.
         waiting: slots of the waiting ones in order, from ``bounds[WAITING_START]`` to ``bounds[WAITING_STOP]``.
         bounds: the three counts above, int64[3].
+        arrays: the four of them, in the order in which kernels take them (to look up each costs as much as to use it).
     """
 
     def __init__(self, capacity: int = 256) -> None:
@@ -66,6 +67,7 @@ class Queues:
         self.running: Ints = np.zeros(capacity, np.int64)
         self.waiting: Ints = np.zeros(3 * capacity, np.int64)
         self.bounds: Ints = np.array([0, capacity, capacity], np.int64)
+        self._share()
         self._slot_of: dict[int, int] = {}
         self._free = list(range(capacity - 1, -1, -1))
 
@@ -127,7 +129,7 @@ class Queues:
         slots = [free.pop() for _ in range(count)]
         handles: list[int] = rows["handle"].tolist()
         self._slot_of.update(zip(handles, slots, strict=True))
-        place_rows(self.requests, self.running, self.waiting, self.bounds, rows, np.array(slots))
+        place_rows(*self.arrays, rows, np.array(slots))
         return max(handles)
 
     def remove(self, handles: Ints, slots: list[int]) -> None:
@@ -135,7 +137,7 @@ class Queues:
         for handle in handles.tolist():
             del self._slot_of[handle]
         self._free.extend(slots)
-        release_rows(self.requests, self.running, self.waiting, self.bounds, np.array(slots))
+        release_rows(*self.arrays, np.array(slots))
 
     def _grow(self) -> None:
         """Doubles the table."""
@@ -147,6 +149,10 @@ class Queues:
         self.waiting[2 * old : 2 * old + len(order)] = order
         self.bounds[WAITING_START : WAITING_STOP + 1] = (2 * old, 2 * old + len(order))
         self._free = list(range(2 * old - 1, old - 1, -1)) + self._free
+        self._share()
+
+    def _share(self) -> None:
+        self.arrays = (self.requests, self.running, self.waiting, self.bounds)
 
 
 @kernel

@@ -66,6 +66,7 @@ class Sidecar:
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         await self._set_readiness(health_pb2.HealthCheckResponse.NOT_SERVING)
         try:
+            _check_address(settings.listen)  # before the seconds that compiling may take
             if settings.health_listen:
                 await self._serve(settings.health_listen, schedule=False)
             # In a thread, so that liveness is answered meanwhile.
@@ -101,10 +102,7 @@ class Sidecar:
 
     async def _serve(self, address: str, *, schedule: bool) -> str:
         """Listens at an address; returns it with its real port."""
-        try:
-            check_listenable(address)
-        except AddressError as error:
-            raise ServeError(str(error)) from error
+        _check_address(address)
         size = self._settings.max_message_bytes
         server = grpc.aio.server(
             options=[
@@ -161,6 +159,13 @@ async def _run(settings: SidecarSettings) -> None:
     await sidecar.start()
     await told_to_end.wait()
     await sidecar.drain()
+
+
+def _check_address(address: str) -> None:
+    try:
+        check_listenable(address)
+    except AddressError as error:
+        raise ServeError(str(error)) from error
 
 
 def _prepare_folder(folder: Path) -> None:

@@ -9,11 +9,12 @@ iteration waits for the next.
 from __future__ import annotations
 
 import hashlib
+import math
 from bisect import bisect_right
-from typing import Protocol
 
 import numpy as np
 
+from engine_adapter.simulated.feed import RequestFeed
 from engine_adapter.simulated.outcome import Outcome
 from engine_adapter.simulated.own_policy import schedule_own
 from engine_adapter.simulated.state import (
@@ -33,8 +34,9 @@ from engine_adapter.simulated.state import (
     finish_batch,
     load_batch,
     queue_arrivals,
+    run_batch,
 )
-from engine_adapter.simulated.timing import IterationTimer
+from engine_adapter.simulated.timing import IterationTimer, ProfileTimer
 from engine_adapter.source import DecisionSource
 from slidingserve.contract.values import (
     NO_FLOATS,
@@ -53,42 +55,6 @@ from slidingserve.contract.values import (
 )
 
 _ACTIVE = Mode.ACTIVE  # a look-up of an enum's member costs 0.2 us
-
-
-class RequestFeed(Protocol):
-    """The requests of a run, as columns of one length; arrivals ascend."""
-
-    @property
-    def arrival_seconds(self) -> Floats:
-        """Seconds from the start of the run."""
-
-    @property
-    def prompt_tokens(self) -> Ints:
-        """At least 1 each."""
-
-    @property
-    def output_tokens(self) -> Ints:
-        """Tokens that each will generate, at least 1; the source of decisions never sees them."""
-
-    @property
-    def ttft_slo_seconds(self) -> Floats:
-        """Time-to-first-token SLOs."""
-
-    @property
-    def tbt_slo_seconds(self) -> Floats:
-        """Time-between-tokens SLOs."""
-
-    @property
-    def ttlt_slo_seconds(self) -> Floats:
-        """Time-to-last-token SLOs; 0: none."""
-
-    @property
-    def class_index(self) -> Ints:
-        """Index into class_names, from 1; 0: no class."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes."""
 
 
 class SimulatedEngine:
@@ -131,7 +97,7 @@ class SimulatedEngine:
         ):
             self._requests[name] = column
         self._handles: Ints = np.arange(count)
-        self._arrivals: list[float] = feed.arrival_seconds.tolist()
+        self._arrivals: list[float] = [*feed.arrival_seconds.tolist(), math.inf]
         self._running: Ints = np.zeros(count, np.int64)
         self._waiting: Ints = np.zeros(3 * count + 1, np.int64)
         self._counts: Ints = np.zeros(COUNTS, np.int64)
@@ -141,6 +107,15 @@ class SimulatedEngine:
         self._finished: Ints = np.zeros(limits.max_sequences, np.int64)
         self._words: Words = np.empty(2 + 2 * limits.max_sequences, "<u4")
         self._no_victims: Ints = np.zeros(0, np.int64)
+        # Handed to the kernels as they are: to look up fifteen attributes costs as much as the kernel.
+        self._queues = (self._requests, self._running, self._waiting, self._counts)
+        self._bounds = (limits.max_tokens_per_iteration, limits.max_sequences, limits.kv_block_tokens)
+        self._batch = (self._rows, self._chunk, self._context)
+        self._loaded = (self._requests, self._running, self._counts, self._rows, self._chunk)
+        self._model = timer.model if isinstance(timer, ProfileTimer) else None
+        self._longest = limits.kv_blocks * limits.kv_block_tokens
+        if limits.max_model_tokens:
+            self._longest = min(self._longest, limits.max_model_tokens)
         self._next_arrival = 0
         self._told = 0  # requests that the source has been told of
         self._live = 0
@@ -178,12 +153,10 @@ class SimulatedEngine:
 
         Time: that of the decision, plus linear in the batch and in what arrives.
         """
-        self._take_arrivals()
+        if self._arrivals[self._next_arrival] <= self.now_seconds:
+            self._take_arrivals()
         if not self._live:
-            if self._next_arrival == len(self._arrivals):
-                return False
-            self.now_seconds = max(self.now_seconds, self._arrivals[self._next_arrival])
-            return True
+            return self._wait_for_arrival()
         allocation = self._answer()
         if allocation is None:
             count, preempted, as_planned = self._load_own()
@@ -196,26 +169,36 @@ class SimulatedEngine:
             if not count:  # nothing in the plan was possible, but its victims have lost their blocks
                 count, further, as_planned = self._load_own()
                 preempted = np.append(preempted, further)
-        self._report(count, preempted, as_planned)
-        self._last_seconds = self._timer.seconds(self._chunk, self._context, count) + self._cpu_seconds
-        self.now_seconds += self._last_seconds
-        self._ended_seconds = self.now_seconds
-        done = finish_batch(
-            self._requests,
-            self._running,
-            self._counts,
-            self._rows,
-            self._chunk,
-            count,
-            self.now_seconds,
-            self._gaps,
-            self._finished,
-        )
-        self._newly_finished = self._finished[:done].copy() if done else NO_INTS
-        self._live -= done
+        if not (as_planned and self._applied_exactly):
+            self._applied_exactly = False
+            self._applied = AppliedBatch(self._rows[:count].copy(), self._chunk[:count].copy(), preempted.copy())
+        done = self._run(count)
+        if done:
+            self._newly_finished = self._finished[:done].copy()
+            self._live -= done
         self._scheduled += count
         self.iterations += 1
         return True
+
+    def _run(self, count: int) -> int:
+        """Lets the loaded batch take its time; returns how many requests it finished (`_finished` names them)."""
+        if self._model is not None:
+            seconds, done = run_batch(
+                *self._loaded,
+                self._context,
+                count,
+                self.now_seconds,
+                self._cpu_seconds,
+                self._model,
+                self._gaps,
+                self._finished,
+            )
+        else:
+            seconds = self._timer.seconds(self._chunk, self._context, count) + self._cpu_seconds
+            done = finish_batch(*self._loaded, count, self.now_seconds + seconds, self._gaps, self._finished)
+        self._last_seconds = seconds
+        self._ended_seconds = self.now_seconds = self.now_seconds + seconds
+        return done
 
     def abort(self, handle: int) -> None:
         """Ends a request that has arrived, as a client that hangs up does; unknown or finished ones are ignored."""
@@ -268,24 +251,20 @@ class SimulatedEngine:
             allocation_digest=self._digest.hexdigest(),
         )
 
+    def _wait_for_arrival(self) -> bool:
+        """Lets time pass until somebody arrives; returns False if nobody will."""
+        if self._next_arrival == len(self._requests):
+            return False
+        self.now_seconds = max(self.now_seconds, self._arrivals[self._next_arrival])
+        return True
+
     def _take_arrivals(self) -> None:
         """Queues every request that has arrived by now; those that never fit are rejected."""
         first = self._next_arrival
-        if first == len(self._arrivals) or self._arrivals[first] > self.now_seconds:
-            return
-        self._next_arrival = bisect_right(self._arrivals, self.now_seconds, first)
-        limits = self._limits
-        capacity = limits.kv_blocks * limits.kv_block_tokens
-        rejected = queue_arrivals(
-            self._requests,
-            self._waiting,
-            self._counts,
-            first,
-            self._next_arrival,
-            min(capacity, limits.max_model_tokens or capacity),
-        )
+        stop = self._next_arrival = bisect_right(self._arrivals, self.now_seconds, first)
+        rejected = queue_arrivals(self._requests, self._waiting, self._counts, first, stop, self._longest)
         self._rejected += rejected
-        self._live += self._next_arrival - first - rejected
+        self._live += stop - first - rejected
 
     def _answer(self) -> BatchAllocation | None:
         """Returns the source's allocation; None if there is none, or none to be obeyed."""
@@ -312,58 +291,32 @@ class SimulatedEngine:
         """Puts the own policy's plan into the engine."""
         self._fallbacks += 1
         self._applied_exactly = False
-        batch, preempt = schedule_own(
-            self._requests,
-            self._running,
-            self._waiting,
-            self._counts,
-            self._limits.max_tokens_per_iteration,
-            self._limits.max_sequences,
-            self._limits.kv_block_tokens,
-            reserve_full_prompt=self._reserve_full_prompt,
-        )
+        batch, preempt = schedule_own(*self._queues, *self._bounds, reserve_full_prompt=self._reserve_full_prompt)
         plan = np.array(batch, np.int64).reshape(-1, 2)
         return self._load(plan[:, 0].copy(), plan[:, 1].copy(), np.array(preempt, np.int64))
 
     def _load(self, handles: Ints, tokens: Ints, victims: Ints) -> tuple[int, Ints, bool]:
         """Puts a plan into the engine; returns the batch's size, who was preempted, and whether all was as planned."""
-        if len(victims) > self._counts[WAITING_START]:
+        victims = victims.copy() if len(victims) else self._no_victims
+        if len(victims) and len(victims) > self._counts[WAITING_START]:
             self._recenter_waiting()
         if 2 + 2 * len(handles) > len(self._words):
             self._words = np.empty(2 + 2 * len(handles), "<u4")
         self._loads += 1
-        limits = self._limits
-        victims = victims.copy() if len(victims) else self._no_victims
         count, preempted, as_planned = load_batch(
-            self._requests,
-            self._running,
-            self._waiting,
-            self._counts,
-            handles,
-            tokens,
-            victims,
-            self._loads,
-            limits.max_tokens_per_iteration,
-            limits.max_sequences,
-            limits.kv_block_tokens,
-            self._rows,
-            self._chunk,
-            self._context,
-            self._words,
+            *self._queues, handles, tokens, victims, self._loads, *self._bounds, *self._batch, self._words
         )
-        return count, victims[:preempted], as_planned
+        return count, victims[:preempted] if preempted else victims[:0], as_planned
 
     def _message(self) -> Step:
         """Returns what changed since the last message."""
-        finished, self._newly_finished = self._newly_finished, NO_INTS
-        step = Step(self._iteration(), self._applied_exactly, self._applied, None, finished, self._new_arrivals())
-        self._applied = None
+        arrived = self._new_arrivals() if self._told != self._next_arrival else None
+        step = Step(self._iteration(), self._applied_exactly, self._applied, None, self._newly_finished, arrived)
+        self._newly_finished, self._applied = NO_INTS, None
         return step
 
-    def _new_arrivals(self) -> RequestColumns | None:
+    def _new_arrivals(self) -> RequestColumns:
         first, stop = self._told, self._next_arrival
-        if first == stop:
-            return None
         self._told = stop
         names = self._feed.class_names if first == 0 else ()
         if self._rejected:
@@ -388,14 +341,6 @@ class SimulatedEngine:
 
     def _iteration(self) -> IterationState:
         return IterationState(0, self.iterations, self.now_seconds, self._counts.item(FREE_BLOCKS), self._last_seconds)
-
-    def _report(self, count: int, preempted: Ints, as_planned: bool) -> None:
-        """Keeps what was executed for the next message, unless it was the allocation to the letter."""
-        self._applied_exactly = self._applied_exactly and as_planned
-        if self._applied_exactly:
-            self._applied = None
-        else:
-            self._applied = AppliedBatch(self._rows[:count].copy(), self._chunk[:count].copy(), preempted.copy())
 
     def _recenter_waiting(self) -> None:
         """Moves the waiting queue back to the middle of its array, so that there is room before it."""

@@ -38,15 +38,15 @@ class ProfileTimer:
     """Iteration time from a hardware profile; finite, positive, and non-decreasing in every context.
 
     One kernel call, O(count). Beyond what was measured (tokens in the iteration, requests, contexts) time goes on along
-    its last slope.
+    its last slope. ``model`` is what `iteration_seconds` takes.
     """
 
     def __init__(self, profile: HardwareProfile) -> None:
-        self._model = pack(profile.parameters, profile.cpu_seconds_per_iteration)
+        self.model = pack(profile.parameters, profile.cpu_seconds_per_iteration)
 
     def seconds(self, chunk: Ints, context: Ints, count: int) -> float:
         """See `IterationTimer.seconds`; both arrays must be contiguous int64 of at least ``count`` entries."""
-        return iteration_seconds(chunk, context, count, self._model)
+        return iteration_seconds(chunk, context, count, self.model)
 
     def warm_up(self) -> None:
         """Compiles the kernel (or loads it from the cache), so that the first iteration does not wait for it."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from sidecar.cli.failing import fail, quiet_grpc
-from sidecar.config import ConfigError, SidecarSettings, load_settings
+from sidecar.config import ConfigError, SidecarSettings, load_settings, unknown_variables
 
 
 def serve(flags: dict[str, Any], file: Path | None) -> None:
@@ -30,6 +31,8 @@ def check_config(flags: dict[str, Any], file: Path | None) -> None:
     width = max(len(name) for name, _, _ in rows)
     for name, value, source in rows:
         typer.echo(f"{name:<{width}} = {'' if value is None else value!s:<28}  ({source})")
+    for name in unknown_variables(os.environ):
+        typer.echo(f"note: {name} is no setting and has no effect", err=True)
     typer.echo("settings are valid")
 
 

@@ -47,14 +47,6 @@ class Plan:
         self.predicted_seconds = 0.0
         self.path = ""
 
-    def clamp(self) -> None:
-        """Cuts the counts to the size of the buffers: kernels do not check bounds."""
-        size = len(self.entries)
-        if not 0 <= self.count <= size:
-            self.count = min(max(self.count, 0), size)
-        if not 0 <= self.victim_count <= size:
-            self.victim_count = min(max(self.victim_count, 0), size)
-
 
 @dataclass(frozen=True, slots=True)
 class PolicyContext:

@@ -63,28 +63,21 @@ class VllmPolicy:
 
     def __init__(self, parameters: VllmParameters, context: PolicyContext) -> None:
         limits = context.limits
-        self._budget = min(parameters.max_tokens or limits.max_tokens_per_iteration, limits.max_tokens_per_iteration)
         self._seats = min(parameters.max_sequences or limits.max_sequences, limits.max_sequences)
-        self._long_prefill_tokens = min(parameters.long_prefill_tokens, limits.max_tokens_per_iteration)
-        self._reserve_full_prompt = parameters.reserve_full_prompt
-        self._block_tokens = limits.kv_block_tokens
+        budget = min(parameters.max_tokens or limits.max_tokens_per_iteration, limits.max_tokens_per_iteration)
+        longest = min(parameters.long_prefill_tokens, budget)
+        self._settings = (budget, limits.kv_block_tokens, longest, parameters.reserve_full_prompt)
 
     def decide(self, queues: Queues, iteration: Iteration, plan: Plan) -> None:
         """Fills the plan; linear in the running and the admitted requests."""
         plan.path = "fcfs"
         plan.count, plan.victim_count = schedule_first_come_first_served(
-            queues.requests,
-            queues.running,
-            queues.waiting,
-            queues.bounds,
-            self._budget,
-            self._seats if iteration.may_admit else 0,
-            iteration.free_blocks,
-            self._block_tokens,
-            self._long_prefill_tokens,
-            self._reserve_full_prompt,
+            *queues.arrays,
             plan.entries,
             plan.victims,
+            iteration.free_blocks,
+            self._seats if iteration.may_admit else 0,
+            *self._settings,
         )
 
 
@@ -94,14 +87,14 @@ def schedule_first_come_first_served(
     running: Ints,
     waiting: Ints,
     bounds: Ints,
-    budget: int,
-    seats: int,
+    entries: Table,
+    victims: Ints,
     free_blocks: int,
+    seats: int,
+    budget: int,
     block_tokens: int,
     long_prefill_tokens: int,
     reserve_full_prompt: bool,
-    entries: Table,
-    victims: Ints,
 ) -> tuple[int, int]:
     """Returns (entries, victims) written; linear in the running and the admitted requests."""
     count = 0

@@ -148,8 +148,10 @@ class Session:
         parameters = own if message.policy else {**self._defaults.policy_parameters, **own}
         context = PolicyContext(message.limits, message.profile or self._defaults.profile)
         self._policy = self._policy_named(policy_name, parameters, context)
+        self._versions = (self._policy.version, self._policy.model_version)
         slos = fill_slos(message.slo_defaults, self._defaults.slos)
-        self._limits = message.limits
+        self._limits = limits = message.limits
+        self._bounds = (limits.max_tokens_per_iteration, limits.max_sequences, limits.kv_block_tokens)
         self._mirror = Mirror(message.limits, slos)
         self._plan = Plan(self._mirror.queues.capacity)
         self.mode = Mode.ACTIVE if message.mode is Mode.UNSPECIFIED else message.mode
@@ -268,9 +270,8 @@ class Session:
             tokens,
             victims,
             live_handles(queues, plan.demoted[: plan.demoted_count]) if plan.demoted_count > 0 else NO_INTS,
-            plan.predicted_seconds,
-            self._policy.version,
-            self._policy.model_version,
+            plan.predicted_seconds if 0.0 <= plan.predicted_seconds <= checks.LARGEST_SECONDS else 0.0,
+            *self._versions,
             plan.path,
             self.mode,
             PhaseTimings(0.0, mirrored - started, decided - mirrored, self._clock() - decided),
@@ -279,29 +280,26 @@ class Session:
 
     def _guard(self, iteration: IterationState, may_admit: bool) -> tuple[Ints, Ints, Ints]:
         """Holds the plan against the limits; returns handles and tokens of the batch, and the victims' handles."""
-        queues, plan, limits = self._mirror.queues, self._plan, self._limits
+        plan = self._plan
         count = max(0, min(plan.count, len(plan.entries)))  # kernels do not check bounds
         victim_count = max(0, min(plan.victim_count, len(plan.victims)))
         handles = np.empty(count, np.int64)
         tokens = np.empty(count, np.int64)
-        victims = np.empty(victim_count, np.int64) if victim_count > 0 else NO_INTS
+        victims = np.empty(victim_count, np.int64) if victim_count else NO_INTS
         self._decisions += 1
         plan.count, plan.victim_count, changed = enforce_limits(
-            queues.requests,
-            queues.bounds,
+            *self._mirror.queues.arrays,
             plan.entries,
             count,
             plan.victims,
-            plan.victim_count,
-            self._decisions,
-            limits.max_tokens_per_iteration,
-            limits.max_sequences,
-            iteration.free_kv_blocks,
-            limits.kv_block_tokens,
-            may_admit,
+            victim_count,
             handles,
             tokens,
             victims,
+            self._decisions,
+            iteration.free_kv_blocks,
+            may_admit,
+            *self._bounds,
         )
         if not changed:
             return handles, tokens, victims

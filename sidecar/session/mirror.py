@@ -151,18 +151,7 @@ class Mirror:
             )
 
     def _apply(self, entries: Table, count: int, victims: Ints, victim_count: int) -> None:
-        queues = self.queues
-        apply_batch(
-            queues.requests,
-            queues.running,
-            queues.waiting,
-            queues.bounds,
-            entries,
-            count,
-            victims,
-            victim_count,
-            self._block_tokens,
-        )
+        apply_batch(*self.queues.arrays, entries, count, victims, victim_count, self._block_tokens)
 
     def _correct(self, progress: ProgressColumns) -> None:
         requests = self.queues.requests

@@ -41,39 +41,34 @@ def _toys() -> Iterator[None]:
         yield
 
 
-@st.composite
-def states(draw: st.DrawFn) -> tuple[EngineLimits, Snapshot]:
+def random_state(rng: np.random.Generator) -> tuple[EngineLimits, Snapshot]:
     """A full state, its KV blocks in use at random; waiting requests may hope for cached tokens."""
     limits = EngineLimits(
-        draw(st.integers(1, 40)), draw(st.integers(1, 6)), kv_blocks=60, kv_block_tokens=draw(st.integers(1, 8))
+        int(rng.integers(1, 41)), int(rng.integers(1, 5)), kv_blocks=60, kv_block_tokens=int(rng.integers(1, 9))
     )
-    running = draw(st.integers(0, 6))
-    count = draw(st.integers(running, 9))
+    running = int(rng.integers(0, limits.max_sequences + 2))
     rows = []
-    for position in range(count):
-        prompt, output = draw(st.integers(1, 40)), draw(st.integers(0, 9))
-        computed = draw(st.integers(0, prompt + output - 1)) if position < running or draw(st.booleans()) else 0
+    for position in range(running + int(rng.integers(0, 5))):
+        prompt, output = int(rng.integers(1, 41)), int(rng.integers(0, 10))
+        computed = int(rng.integers(0, prompt + output)) if position < running or rng.random() < 0.3 else 0
         rows.append((position * 3 + 1, prompt, computed, output))
-    full = snapshot(
-        rows,
-        running,
-        draw(st.integers(0, 12)),
-        pause_state=draw(st.sampled_from(PauseState)),
-    )
-    drafts = ints(*(draw(st.integers(0, 4)) for _ in rows))
+    pause = PauseState(int(rng.choice([0, 0, 0, 0, 1, 2])))
+    full = snapshot(rows, running, int(rng.choice([0, 1, 2, 3, 5, 8, 50])), pause_state=pause)
+    drafts = rng.integers(0, 5, len(rows))
     return limits, full._replace(requests=full.requests._replace(speculative_tokens=drafts))
 
 
-slots = st.one_of(st.integers(0, 9), st.sampled_from([-1, 255, 256, 2**62, -(2**62)]))
-entries = st.lists(st.tuples(slots, st.sampled_from([-(2**63), -1, 0, 1, 3, 10, 2**63 - 1])), max_size=30)
-
-
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(states(), entries, st.lists(slots, max_size=12), st.lists(slots, max_size=4))
-def test_no_allocation_leaves_the_limits(
-    state: tuple[EngineLimits, Snapshot], plan_entries: list[tuple[int, int]], victims: list[int], demoted: list[int]
-) -> None:
-    limits, full = state
+@settings(max_examples=600, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32 - 1))
+def test_no_allocation_leaves_the_limits(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    limits, full = random_state(rng)
+    slots = np.array([*range(9)] * 3 + [9, -1, 255, 256, 2**62, -(2**62)])
+    tokens = [1, 1, 2, 3, 10, 10, 2**63 - 1, 0, -1, -(2**63)]
+    count = int(rng.integers(0, 20))
+    plan_entries = list(zip(rng.choice(slots, count).tolist(), rng.choice(tokens, count).tolist(), strict=True))
+    victims = rng.choice(slots, int(rng.integers(0, 4))).tolist()
+    demoted = rng.choice(slots, int(rng.integers(0, 4))).tolist()
 
     def nonsense(queues: Queues, iteration: Iteration, plan: Plan) -> None:
         for entry in plan_entries:
@@ -96,6 +91,24 @@ def test_no_allocation_leaves_the_limits(
         untouched &= allocation.preempted_handles.tolist() == [1 + 3 * slot for slot in victims]
         assert (session.guarded == 0) == untouched, "what the guard changes is counted, nothing else"
     assert set(allocation.demoted_handles.tolist()) <= set(full.requests.handles.tolist())
+
+
+def test_seats_and_blocks_of_victims_are_free_for_others_once() -> None:
+    def swap(queues: Queues, iteration: Iteration, plan: Plan) -> None:
+        plan.victims[:3], plan.victim_count = (1, 1, 5), 3
+        for slot in (0, 1, 2, 3, 4):
+            plan.entries[plan.count], plan.count = (slot, 8), plan.count + 1
+
+    install("swap", swap)
+    session = opened(EngineLimits(100, 2, 40, 4), policy="swap")
+    rows = [(1, 9, 8, 0), (2, 9, 8, 0), (3, 8, 0, 0), (4, 8, 0, 0), (5, 8, 0, 0), (6, 8, 0, 0)]
+    allocation = decide(session, snapshot(rows, running=2, free=1))
+    assert allocation.preempted_handles.tolist() == [2]
+    assert batch(allocation) == [(1, 1), (3, 8)], "two blocks and one seat came free, one block was"
+    allocation = decide(session, snapshot(rows, running=2, free=0, epoch=2))
+    assert batch(allocation) == [(1, 1), (3, 4)]
+    allocation = decide(session, snapshot(rows, running=2, free=30, epoch=3))
+    assert batch(allocation) == [(1, 1), (3, 8)]
 
 
 @pytest.mark.parametrize("count", [-1, 257, 10**9, 2**62])

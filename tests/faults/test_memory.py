@@ -8,21 +8,20 @@ import tracemalloc
 import psutil
 import pytest
 
-from engine_adapter.simulated.engine import RequestFeed
 from evaluation.sidecar_process import SidecarProcess
 from sidecar.answering import answer_request
 from sidecar.session.machine import Session
 from slidingserve.contract.codec import decode_response, encode_request, encode_response
 from slidingserve.contract.values import BatchAllocation, OpenSession, SessionOpened, Snapshot, Step
 from tests.service.support import OPEN, client_of, engine_for, wait_ready
-from tests.strategies import random_feed
+from tests.strategies import Feed, random_feed
 
 MEGABYTE = 2**20
 
 
-def feed_for(iterations: int) -> RequestFeed:
-    """Requests that keep the engine busy for at least so many iterations, about 1 in 2 of which one leaves."""
-    return random_feed(seed=7, count=iterations, prompt=30, output=6, gap_seconds=0.05)
+def feed_for(iterations: int) -> Feed:
+    """Requests that keep the engine busy for at least so many iterations; in about every second one leaves."""
+    return random_feed(seed=7, count=iterations, prompt=30, output=6, gap_seconds=0.2)
 
 
 class WireSource:

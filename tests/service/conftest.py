@@ -1,4 +1,4 @@
-"""A running sidecar that the tests of one module share."""
+"""A running sidecar that the tests of this folder share."""
 
 from __future__ import annotations
 
@@ -8,12 +8,26 @@ import grpc
 import pytest
 
 from evaluation.sidecar_process import SidecarProcess
-from tests.service.support import channel_to, wait_ready
+from tests.service.support import channel_to, free_address, wait_ready
 
 
-@pytest.fixture(scope="module")
-def sidecar() -> Iterator[SidecarProcess]:
-    with SidecarProcess() as process:
+@pytest.fixture(scope="package")
+def probes() -> str:
+    """The second address of `sidecar`, for probes."""
+    return free_address()
+
+
+@pytest.fixture(scope="package")
+def sidecar(probes: str) -> Iterator[SidecarProcess]:
+    with SidecarProcess(("--health-listen", probes)) as process:
+        wait_ready(process)
+        yield process
+
+
+@pytest.fixture(scope="package")
+def small_sidecar() -> Iterator[SidecarProcess]:
+    """A sidecar for three engines with small messages."""
+    with SidecarProcess(("--max-sessions", "3", "--max-message-bytes", "4096")) as process:
         wait_ready(process)
         yield process
 

@@ -19,7 +19,7 @@ import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from engine_adapter.client import BreakerSettings, ClientSettings, SchedulerClient
-from engine_adapter.simulated.engine import RequestFeed, SimulatedEngine
+from engine_adapter.simulated.engine import SimulatedEngine
 from engine_adapter.simulated.outcome import Outcome
 from engine_adapter.source import DecisionSource
 from evaluation.inprocess import InProcessSource
@@ -30,11 +30,11 @@ from slidingserve.contract.codec import decode_response, encode_request
 from slidingserve.contract.values import OpenSession, Request, Response
 from slidingserve.scheduler.v1 import scheduler_pb2 as pb
 from slidingserve.scheduler.v1 import scheduler_pb2_grpc
-from tests.strategies import LIMITS, LinearTimer
+from tests.strategies import LIMITS, Feed, LinearTimer
 
 SERVICE = "slidingserve.scheduler.v1.SchedulerService"
 OPEN = OpenSession(LIMITS)
-LONG_SECONDS = 30.0
+LONG_SECONDS = 60.0
 """Bounds every wait; reached only by a test that fails."""
 
 
@@ -123,11 +123,11 @@ class RawStream:
         return str(self.call.code().name)
 
 
-def engine_for(feed: RequestFeed, source: DecisionSource | None) -> SimulatedEngine:
+def engine_for(feed: Feed, source: DecisionSource | None) -> SimulatedEngine:
     return SimulatedEngine(feed, LIMITS, LinearTimer(), source)
 
 
-def outcome_in_process(feed: RequestFeed) -> Outcome:
+def outcome_in_process(feed: Feed) -> Outcome:
     """The run without any wire."""
     source = InProcessSource()
     source.open(OPEN)
@@ -196,7 +196,9 @@ class ServerThread:
         self.service = self._make_service()
         server = grpc.aio.server()
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self.service, server)
-        server.add_insecure_port(self.address)
+        port = server.add_insecure_port(self.address)
+        if self.address.endswith(":0"):
+            self.address = self.address.removesuffix("0") + str(port)
         await server.start()
         self._started.set()
         await self._stop.wait()

@@ -10,6 +10,7 @@ import pytest
 
 from engine_adapter.client import FallbackReason
 from evaluation.sidecar_process import SidecarProcess
+from sidecar.addresses import AddressError, check_listenable
 from slidingserve.contract.values import BatchAllocation, ErrorReason, SessionError, SessionOpened
 from tests.service.support import (
     OPEN,
@@ -29,25 +30,29 @@ from tests.service.support import (
 from tests.strategies import columns, random_feed, step
 
 
-@pytest.mark.parametrize("where", ["unix socket", "tcp", "second address"])
-def test_drain(where: str) -> None:
-    probes = free_address() if where == "second address" else ""
-    arguments = ("--drain-seconds", "20", *(("--health-listen", probes) if probes else ()))
-    with SidecarProcess(arguments, address=free_address() if where == "tcp" else "") as sidecar:
+@pytest.mark.parametrize("transport", ["unix socket", "tcp"])
+def test_drain(transport: str) -> None:
+    probes = free_address()
+    arguments = ("--drain-seconds", "60", "--health-listen", probes)
+    with SidecarProcess(arguments, address=free_address() if transport == "tcp" else "") as sidecar:
         wait_ready(sidecar)
         with (
             channel_to(sidecar.address) as channel,
-            channel_to(probes or sidecar.address) as health,
+            channel_to(probes) as probe,
             RawStream(channel) as stream,
             RawStream(channel) as other,
         ):
             for opened in (stream, other):
                 assert isinstance(opened.ask(OPEN), SessionOpened)
             sidecar.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: health_status(health, "readiness") == "NOT_SERVING", "readiness goes off")
-            assert [health_status(health, name) for name in ("", SERVICE)] == ["NOT_SERVING"] * 2
-            assert health_status(health, "liveness") == "SERVING"
+            wait_until(lambda: health_status(channel, "readiness") == "NOT_SERVING", "readiness goes off")
+            for health in (channel, probe):
+                assert [health_status(health, name) for name in ("", SERVICE, "readiness")] == ["NOT_SERVING"] * 3
+                assert health_status(health, "liveness") == "SERVING"
             sidecar.process.send_signal(signal.SIGTERM)
+            # gRPC would let a successor take it over, and engines would wait for their last answer in vain.
+            with pytest.raises(AddressError, match=r"another process listens|already in use"):
+                check_listenable(sidecar.address)
 
             with RawStream(channel) as late:
                 refusal = late.ask(OPEN)
@@ -61,15 +66,16 @@ def test_drain(where: str) -> None:
             assert last.handles.tolist() == [1], "the last answer is as good as any"
             assert stream.ends_with() == "OK"
             assert sidecar.process.poll() is None, "the other engine has not had its last answer"
-            assert health_status(health, "liveness") == "SERVING"
+            assert health_status(probe, "liveness") == "SERVING"
             assert isinstance(other.ask(step(0)), BatchAllocation)
             assert other.ends_with() == "OK"
-            assert sidecar.process.wait(10) == 0
-        if where != "tcp":
+            assert sidecar.process.wait(30) == 0
+        check_listenable(sidecar.address)
+        if transport == "unix socket":
             assert not Path(sidecar.address.removeprefix("unix:")).exists()
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1.0])
+@pytest.mark.parametrize("seconds", [pytest.param(0.0, marks=pytest.mark.long), 1.0])
 def test_idle_stream_does_not_hold_up_the_end(seconds: float) -> None:
     with SidecarProcess(("--drain-seconds", str(seconds))) as sidecar:
         wait_ready(sidecar)
@@ -83,16 +89,9 @@ def test_idle_stream_does_not_hold_up_the_end(seconds: float) -> None:
         assert "Traceback" not in sidecar.log
 
 
-def test_without_engines_it_ends_at_once() -> None:
-    with SidecarProcess(("--drain-seconds", "20")) as sidecar:
-        wait_ready(sidecar)
-        sidecar.process.send_signal(signal.SIGINT)
-        assert sidecar.process.wait(5) == 0
-
-
 def test_engine_goes_over_to_the_successor_at_the_same_address() -> None:
-    requests = random_feed(seed=5, count=6000, prompt=30, output=6, gap_seconds=0.2)
-    with SidecarProcess(("--drain-seconds", "20")) as sidecar:
+    requests = random_feed(seed=5, count=3000, prompt=30, output=20, gap_seconds=0.3)
+    with SidecarProcess(("--drain-seconds", "60")) as sidecar:
         wait_ready(sidecar)
         with client_of(sidecar, deadline_seconds=0.02) as client:
             counters = client.counters
@@ -109,20 +108,3 @@ def test_engine_goes_over_to_the_successor_at_the_same_address() -> None:
             assert counters.fallbacks[FallbackReason.SESSION_ERROR] == 0
             client.close()
             assert_same_run(engine.run(), outcome_in_process(requests))
-
-
-def test_successor_started_in_mid_drain_is_refused_and_its_own_socket_stays() -> None:
-    """gRPC takes a living sidecar's socket over, and an old sidecar might remove the new one's: neither may happen."""
-    with SidecarProcess(("--drain-seconds", "20")) as sidecar:
-        wait_ready(sidecar)
-        with channel_to(sidecar.address) as channel, RawStream(channel) as stream:
-            assert isinstance(stream.ask(OPEN), SessionOpened)
-            sidecar.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: health_status(channel, "readiness") == "NOT_SERVING", "readiness goes off")
-            with SidecarProcess(address=sidecar.address) as early:
-                wait_until(lambda: early.process.poll() is not None, "the successor is refused")
-                assert early.process.returncode == 2
-            assert isinstance(stream.ask(step(0)), BatchAllocation)
-            assert sidecar.process.wait(10) == 0
-        with SidecarProcess(address=sidecar.address) as successor:
-            wait_ready(successor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -29,7 +30,6 @@ from tests.service.support import (
     free_address,
     outcome_in_process,
     run_until,
-    wait_ready,
     wait_until,
 )
 from tests.strategies import LIMITS, Feed, columns, feed, ints, random_feed, step
@@ -120,52 +120,63 @@ def test_answers_tell_where_the_time_went(channel: grpc.Channel) -> None:
         assert sum(timings) < 10
 
 
-def test_one_session_too_many_is_refused_and_has_room_later() -> None:
-    with SidecarProcess(("--max-sessions", "2")) as sidecar:
-        wait_ready(sidecar)
-        with channel_to(sidecar.address) as channel, RawStream(channel) as second:
-            with RawStream(channel) as first:
-                assert isinstance(first.ask(OPEN), SessionOpened)
-                assert isinstance(second.ask(OPEN), SessionOpened)
-                with RawStream(channel) as third:
-                    refusal = third.ask(OPEN)
+def test_one_session_too_many_is_refused_and_has_room_later(small_sidecar: SidecarProcess) -> None:
+    with channel_to(small_sidecar.address) as channel:
+
+        def has_room() -> bool:
+            with RawStream(channel) as stream:
+                return isinstance(stream.ask(OPEN), SessionOpened)
+
+        wait_until(has_room, "the streams of the test before have gone")
+        with RawStream(channel) as first, RawStream(channel) as second:
+            with RawStream(channel) as third:
+                for stream in (first, second, third):
+                    assert isinstance(stream.ask(OPEN), SessionOpened)
+                with RawStream(channel) as fourth:
+                    refusal = fourth.ask(OPEN)
                     assert isinstance(refusal, SessionError)
                     assert refusal.reason is ErrorReason.UNAVAILABLE
-                    assert "2 sessions" in refusal.message
+                    assert "3 sessions" in refusal.message
                     assert "max_sessions" in refusal.remedy
-                    assert third.ends_with() == "OK"
-                assert isinstance(first.ask(step(0)), BatchAllocation)
-
-            def has_room() -> bool:
-                with RawStream(channel) as fourth:
-                    return isinstance(fourth.ask(OPEN), SessionOpened)
-
+                    assert fourth.ends_with() == "OK"
+                for stream in (first, second, third):
+                    assert isinstance(stream.ask(step(0)), BatchAllocation)
             wait_until(has_room, "the seat of the session that left is free")
-            assert isinstance(second.ask(step(0)), BatchAllocation)
+            assert isinstance(second.ask(step(1)), BatchAllocation)
 
 
-def test_oversized_message_ends_its_stream_alone_and_the_engine_comes_back() -> None:
+def test_oversized_message_ends_its_stream_alone_and_the_engine_comes_back(small_sidecar: SidecarProcess) -> None:
     """A burst makes a message that is too large, and so are the snapshots until enough of it is worked off."""
     burst = [(0.0, 3, 2)] * 400
     trickle = [(50.0 + 0.05 * number, 3, 2) for number in range(3000)]
-    with SidecarProcess(("--max-message-bytes", "4096")) as sidecar:
-        wait_ready(sidecar)
-        with channel_to(sidecar.address) as channel, RawStream(channel) as other:
-            assert isinstance(other.ask(OPEN), SessionOpened)
-            with RawStream(channel) as stream:
-                stream.ask(OPEN)
-                stream.send(step(0, arrived=columns(range(2000), [9] * 2000)))
-                assert stream.ends_with() == "RESOURCE_EXHAUSTED"
-            quick = BreakerSettings(first_backoff_seconds=0.02, longest_backoff_seconds=0.05)
-            with client_of(sidecar, breaker=quick) as client:
-                engine = engine_for(feed(burst + trickle), client)
-                run_until(engine, lambda: client.counters.decisions >= 200, "decisions come back after the burst")
-                counters = client.counters
-                assert counters.fallbacks[FallbackReason.RPC_ERROR] >= 1
-                assert counters.reconnects >= 1
-                assert counters.resyncs >= 1
-                assert counters.fallbacks[FallbackReason.SESSION_ERROR] == 0
-                client.close()
-            outcome = engine.run()
-            assert_same_run(outcome, outcome_in_process(feed(burst + trickle)))
-            assert isinstance(other.ask(step(0)), BatchAllocation)
+    with channel_to(small_sidecar.address) as channel, RawStream(channel) as other:
+        wait_until(lambda: isinstance(other.ask(OPEN), SessionOpened), "there is room")
+        with RawStream(channel) as stream:
+            stream.ask(OPEN)
+            stream.send(step(0, arrived=columns(range(2000), [9] * 2000)))
+            assert stream.ends_with() == "RESOURCE_EXHAUSTED"
+        quick = BreakerSettings(first_backoff_seconds=0.02, longest_backoff_seconds=0.05)
+        with client_of(small_sidecar, breaker=quick) as client:
+            engine = engine_for(feed(burst + trickle), client)
+            run_until(engine, lambda: client.counters.decisions >= 200, "decisions come back after the burst")
+            counters = client.counters
+            assert counters.fallbacks[FallbackReason.RPC_ERROR] >= 1
+            assert counters.reconnects >= 1
+            assert counters.resyncs >= 1
+            assert counters.fallbacks[FallbackReason.SESSION_ERROR] == 0
+            client.close()
+        outcome = engine.run()
+        assert_same_run(outcome, outcome_in_process(feed(burst + trickle)))
+        assert isinstance(other.ask(step(0)), BatchAllocation)
+
+
+@pytest.mark.long
+def test_idle_engine_over_tcp_keeps_its_stream() -> None:
+    """Its pings, one in 10 s, must not look like an attack to the server."""
+    with SidecarProcess(address=free_address()) as tcp, client_of(tcp) as client:
+        end = time.monotonic() + 50
+        while time.monotonic() < end:
+            assert client.session is not None
+            time.sleep(0.1)
+        outcome = engine_for(FEED, client).run()
+        assert outcome.fallbacks == client.counters.reconnects == 0

@@ -95,7 +95,7 @@ class _ResyncReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResyncRe
     RESYNC_REASON_EPOCH_MISMATCH: _ResyncReason.ValueType  # 2
     """The epoch is not the expected one."""
     RESYNC_REASON_AFTER_ERROR: _ResyncReason.ValueType  # 3
-    """An earlier message was refused, so the mirror may be wrong."""
+    """An earlier message was refused or out of step, and no Snapshot has come since."""
 
 class ResyncReason(_ResyncReason, metaclass=_ResyncReasonEnumTypeWrapper):
     """Why a snapshot is needed."""
@@ -107,7 +107,7 @@ RESYNC_REASON_STEP_MISMATCH: ResyncReason.ValueType  # 1
 RESYNC_REASON_EPOCH_MISMATCH: ResyncReason.ValueType  # 2
 """The epoch is not the expected one."""
 RESYNC_REASON_AFTER_ERROR: ResyncReason.ValueType  # 3
-"""An earlier message was refused, so the mirror may be wrong."""
+"""An earlier message was refused or out of step, and no Snapshot has come since."""
 Global___ResyncReason: _TypeAlias = ResyncReason  # noqa: Y015
 
 class _ErrorReason:
@@ -232,7 +232,7 @@ class ScheduleResponse(_message.Message):
 
     @_builtins.property
     def session_error(self) -> Global___SessionError:
-        """The message was not accepted and changed nothing. Use the engine's own policy for this iteration."""
+        """The message was not accepted. Use the engine's own policy for this iteration."""
 
     def __init__(
         self,
@@ -632,7 +632,9 @@ class RequestColumns(_message.Message):
 
     @_builtins.property
     def cached_prefix_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Leading prompt tokens that the engine expects to find in its prefix cache, less than prompt_tokens. Left out: 0."""
+        """Leading prompt tokens that the engine expects to find in its prefix cache, less than prompt_tokens. Left out: 0. Of
+        requests that arrive; in a Snapshot computed_tokens says it and this column is not read.
+        """
 
     @_builtins.property
     def ttft_slo_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -726,7 +728,9 @@ class ProgressColumns(_message.Message):
 
     @_builtins.property
     def computed_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens in the KV cache, in flight included; at most prompt plus output."""
+        """Tokens in the KV cache, in flight included; at most prompt plus output. Of a waiting request those that the engine
+        expects to find in its prefix cache.
+        """
 
     @_builtins.property
     def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1040,7 +1044,7 @@ Global___ResyncRequired: _TypeAlias = ResyncRequired  # noqa: Y015
 
 @_typing.final
 class SessionError(_message.Message):
-    """A message that was refused. It changed nothing; after a refused Step the next message must be a Snapshot."""
+    """A message that was refused. After a refused Step or Snapshot the next message must be a Snapshot."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -1,0 +1,57 @@
+"""Runs the command line, in this process and in one of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from sidecar.cli.app import app
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def run_here(*arguments: str, **environment: str) -> Ended:
+    """Runs a command in this process; what is not caught is raised."""
+    result = CliRunner().invoke(app, list(arguments), env=environment, catch_exceptions=False)
+    return Ended(result.exit_code, result.stdout, result.stderr)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "sidecar", *arguments]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a command that finds what this process finds; no terminal, no settings."""
+    own = {name: text for name, text in os.environ.items() if not name.startswith(("SLIDINGSERVE_", "GRPC_"))}
+    return {**own, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
+
+
+def run(*arguments: str, folder: Path | None = None, **more: str) -> Ended:
+    """Runs a command as a user does."""
+    ended = subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=120, env=environment(**more), cwd=folder
+    )
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+
+def complaint(ended: Ended) -> str:
+    """The one line that a command says when it cannot do what it was asked to."""
+    assert ended.status == 2, ended
+    assert ended.stdout == ""
+    assert "Traceback" not in ended.stderr
+    lines = ended.stderr.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("slidingserve: ")
+    return lines[0].removeprefix("slidingserve: ")
