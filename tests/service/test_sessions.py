@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -168,15 +167,3 @@ def test_oversized_message_ends_its_stream_alone_and_the_engine_comes_back(small
         outcome = engine.run()
         assert_same_run(outcome, outcome_in_process(feed(burst + trickle)))
         assert isinstance(other.ask(step(0)), BatchAllocation)
-
-
-@pytest.mark.long
-def test_idle_engine_over_tcp_keeps_its_stream() -> None:
-    """Its pings, one in 10 s, must not look like an attack to the server."""
-    with SidecarProcess(address=free_address()) as tcp, client_of(tcp) as client:
-        end = time.monotonic() + 50
-        while time.monotonic() < end:
-            assert client.session is not None
-            time.sleep(0.1)
-        outcome = engine_for(FEED, client).run()
-        assert outcome.fallbacks == client.counters.reconnects == 0
