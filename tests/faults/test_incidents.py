@@ -99,15 +99,14 @@ def running(sidecar: SidecarProcess) -> Iterator[Running]:
 
 def test_killed_and_restarted() -> None:
     with SidecarProcess() as sidecar, running(sidecar) as run:
-        for incident in (1, 2):
-            sidecar.process.send_signal(signal.SIGKILL)
-            run.do_without(100, "the engine goes on by itself")
-            assert run.fallbacks["disconnected"] > 0
-            assert sidecar.process.poll() == -signal.SIGKILL
-            sidecar.restart()
-            run.serve(100, "the restarted sidecar decides")
-            assert run.client.counters.reconnects >= incident
-            run.assert_in_step()
+        sidecar.process.send_signal(signal.SIGKILL)
+        run.do_without(100, "the engine goes on by itself")
+        assert run.fallbacks["disconnected"] > 0
+        assert sidecar.process.poll() == -signal.SIGKILL
+        sidecar.restart()
+        run.serve(100, "the restarted sidecar decides")
+        assert run.client.counters.reconnects >= 1
+        run.assert_in_step()
         run.finish()
 
 

@@ -75,7 +75,7 @@ def test_drain(transport: str) -> None:
             assert not Path(sidecar.address.removeprefix("unix:")).exists()
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(0.0, marks=pytest.mark.long), 1.0])
+@pytest.mark.parametrize("seconds", [pytest.param(0.0, marks=pytest.mark.long), 0.5])
 def test_idle_stream_does_not_hold_up_the_end(seconds: float) -> None:
     with SidecarProcess(("--drain-seconds", str(seconds))) as sidecar:
         wait_ready(sidecar)
