@@ -11,7 +11,7 @@ DATA_VARIABLE = "SLIDINGSERVE_DATA"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--data", help=f"folder of the public traces and kernel tables (or set {DATA_VARIABLE})")
+    parser.addoption("--data", help=f"--data=FOLDER of the public traces and kernel tables (or set {DATA_VARIABLE})")
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def data_folder(request: pytest.FixtureRequest) -> Path:
     """The data folder; the test is skipped where there is none."""
     given = request.config.getoption("--data") or os.environ.get(DATA_VARIABLE)
     if not given:
-        pytest.skip(f"needs the public traces and kernel tables: give --data FOLDER or set {DATA_VARIABLE}")
+        pytest.skip(f"needs the public traces and kernel tables: give --data=FOLDER or set {DATA_VARIABLE}")
     folder = Path(given)
     if not folder.is_dir():
         pytest.skip(f"--data {folder}: there is no such folder")
