@@ -8,12 +8,12 @@ iteration waits for the next.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from bisect import bisect_right
 
 import numpy as np
 
+from engine_adapter.simulated.digest import AllocationDigest
 from engine_adapter.simulated.feed import RequestFeed
 from engine_adapter.simulated.outcome import Outcome
 from engine_adapter.simulated.own_policy import schedule_own
@@ -30,7 +30,6 @@ from engine_adapter.simulated.state import (
     WAITING_START,
     WAITING_STOP,
     Table,
-    Words,
     finish_batch,
     load_batch,
     queue_arrivals,
@@ -105,7 +104,6 @@ class SimulatedEngine:
         self._gaps: Floats = np.zeros(max(0, int(feed.output_tokens.sum()) - count), np.float64)
         self._rows, self._chunk, self._context = (np.zeros(limits.max_sequences, np.int64) for _ in range(3))
         self._finished: Ints = np.zeros(limits.max_sequences, np.int64)
-        self._words: Words = np.empty(2 + 2 * limits.max_sequences, "<u4")
         self._no_victims: Ints = np.zeros(0, np.int64)
         # Handed to the kernels as they are: to look up fifteen attributes costs as much as the kernel.
         self._queues = (self._requests, self._running, self._waiting, self._counts)
@@ -123,7 +121,7 @@ class SimulatedEngine:
         self._fallbacks = 0
         self._scheduled = 0
         self._loads = 0
-        self._digest = hashlib.sha256()
+        self._digest = AllocationDigest()
         self._newly_finished = NO_INTS
         self._applied: AppliedBatch | None = None
         self._applied_exactly = True
@@ -165,7 +163,7 @@ class SimulatedEngine:
             count, preempted, as_planned = self._load(
                 allocation.handles, allocation.tokens, allocation.preempted_handles
             )
-            self._digest_words(allocation.step, len(allocation.handles))
+            self._digest.take(len(allocation.handles))
             if not count:  # nothing in the plan was possible, but its victims have lost their blocks
                 count, further, as_planned = self._load_own()
                 preempted = np.append(preempted, further)
@@ -273,19 +271,8 @@ class SimulatedEngine:
         allocation = self._source.decide(self._message(), self.snapshot)
         if allocation is None or (allocation.mode is _ACTIVE and len(allocation.handles)):
             return allocation
-        count = len(allocation.handles)
-        self._words = np.empty(2 + 2 * count, "<u4")
-        self._words[2::2] = allocation.handles
-        self._words[3::2] = allocation.tokens
-        self._digest_words(allocation.step, count)
+        self._digest.add(allocation)
         return None
-
-    def _digest_words(self, step: int, count: int) -> None:
-        """Adds an allocation to the digest; handles and tokens are in the words from position 2."""
-        words = self._words
-        words[0] = step & 0xFFFFFFFF
-        words[1] = count
-        self._digest.update(words.data[: 2 + 2 * count])
 
     def _load_own(self) -> tuple[int, Ints, bool]:
         """Puts the own policy's plan into the engine."""
@@ -300,11 +287,19 @@ class SimulatedEngine:
         victims = victims.copy() if len(victims) else self._no_victims
         if len(victims) and len(victims) > self._counts[WAITING_START]:
             self._recenter_waiting()
-        if 2 + 2 * len(handles) > len(self._words):
-            self._words = np.empty(2 + 2 * len(handles), "<u4")
+        self._digest.make_room(len(handles))
         self._loads += 1
         count, preempted, as_planned = load_batch(
-            *self._queues, handles, tokens, victims, self._loads, *self._bounds, *self._batch, self._words
+            *self._queues,
+            handles,
+            tokens,
+            victims,
+            self._loads,
+            *self._bounds,
+            *self._batch,
+            self._digest.words,
+            self._digest.used,
+            self.iterations,
         )
         return count, victims[:preempted] if preempted else victims[:0], as_planned
 

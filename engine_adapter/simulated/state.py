@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from engine_adapter.simulated.digest import Words
 from engine_adapter.simulated.timing import iteration_seconds
 from slidingserve.contract.values import Floats, Ints
 from slidingserve.jit import kernel
 
 Table: TypeAlias = NDArray[Any]
-Words: TypeAlias = NDArray[np.uint32]
 
 PENDING, WAITING, RUNNING, DONE = 0, 1, 2, 3
 
@@ -89,16 +89,20 @@ def load_batch(
     chunk: Ints,
     context: Ints,
     words: Words,
+    first_word: int,
+    step: int,
 ) -> tuple[int, int, bool]:
     """Preempts, admits and allocates KV blocks as the plan says, within the engine's own limits.
 
-    ``words`` gets the plan as it came: handle and tokens of each, from position 2 (the first two are the caller's).
+    ``words`` gets the plan as it came, from ``first_word``: step, count, then handle and tokens of each.
 
     What is impossible is left out or made smaller. Returns the size of the batch (its rows, chunks and contexts are
     written), the number of preempted victims (moved to the front of ``victims``), and whether all of it was as planned.
     ``batch_number`` is one that no earlier call used. Linear in the plan, plus the waiting queue when it admits from
     its middle, plus the running queue for each victim.
     """
+    words[first_word] = step & 0xFFFFFFFF
+    words[first_word + 1] = len(handles)
     as_planned = True
     preempted = 0
     for position in range(len(victims)):
@@ -114,8 +118,8 @@ def load_batch(
     for position in range(len(handles)):
         row = handles[position]
         asked = tokens[position]
-        words[2 + 2 * position] = row
-        words[3 + 2 * position] = asked
+        words[first_word + 2 + 2 * position] = row
+        words[first_word + 3 + 2 * position] = asked
         given = 0
         if 0 <= row < len(requests) and requests[row].batch != batch_number:
             state = requests[row].state
