@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -56,24 +58,21 @@ def serve(
     serving.serve(flags, config)
 
 
+def _with_options_of(command: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command that takes ``**flags`` the options of another."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        function.__signature__ = inspect.signature(command, eval_str=True)  # type: ignore[attr-defined]
+        function.__annotations__ = get_type_hints(command, include_extras=True)
+        return function
+
+    return decorate
+
+
 @app.command("check-config")
-def check_config(
-    config: Config = None,
-    listen: Listen = None,
-    health_listen: HealthListen = None,
-    policy: Policy = None,
-    profile: Profile = None,
-    default_ttft_seconds: DefaultTtft = None,
-    default_tbt_seconds: DefaultTbt = None,
-    max_sessions: MaxSessions = None,
-    max_message_bytes: MaxMessage = None,
-    drain_seconds: Drain = None,
-    journal_dir: JournalDir = None,
-    log_format: LogFormat = None,
-    log_level: LogLevel = None,
-) -> None:
+@_with_options_of(serve)
+def check_config(config: Path | None = None, **flags: object) -> None:
     """Check the settings that `serve` would use with these flags, and show where each is from."""
-    flags = {name: value for name, value in locals().items() if name != "config"}
     from sidecar.cli import serving
 
     serving.check_config(flags, config)
