@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from sidecar.queues import ENTRY, Queues, Table
-from slidingserve.contract.values import EngineLimits, Ints
-
-
-class Iteration(NamedTuple):
-    """The facts of one iteration; seconds on the engine's clock, blocks, iterations."""
-
-    now_seconds: float
-    free_blocks: int
-    last_seconds: float  # duration of the last finished iteration; 0: unknown
-    last_censored: bool  # that duration is an upper bound only
-    may_admit: bool  # whether waiting requests may be given tokens
-    pipeline_depth: int
+from slidingserve.contract.values import EngineLimits, Ints, IterationState
 
 
 class Plan:
@@ -71,8 +60,12 @@ class Policy(Protocol):
     def model_version(self) -> str:
         """Version of the latency model it decides by; empty: none."""
 
-    def decide(self, queues: Queues, iteration: Iteration, plan: Plan) -> None:
-        """Fills ``plan`` (which comes empty); may not change ``queues``."""
+    def decide(self, queues: Queues, iteration: IterationState, plan: Plan) -> None:
+        """Fills ``plan`` (which comes empty); may not change ``queues``.
+
+        ``iteration`` is what the engine said: its clock, free KV blocks, duration of the last iteration, and so on.
+        Waiting requests may be given tokens only if ``iteration.may_admit``.
+        """
 
 
 class PolicyFactory(Protocol):

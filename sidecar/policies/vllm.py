@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sidecar.policies.base import Iteration, Plan, PolicyContext
+from sidecar.policies.base import Plan, PolicyContext
 from sidecar.policies.registry import register
 from sidecar.queues import (
     RUNNING_COUNT,
@@ -26,7 +26,7 @@ from sidecar.queues import (
     extra_blocks,
     remaining_tokens,
 )
-from slidingserve.contract.values import Ints
+from slidingserve.contract.values import Ints, IterationState
 from slidingserve.jit import kernel
 
 VERSION = "vllm/1"
@@ -68,14 +68,14 @@ class VllmPolicy:
         longest = min(parameters.long_prefill_tokens, budget)
         self._settings = (budget, limits.kv_block_tokens, longest, parameters.reserve_full_prompt)
 
-    def decide(self, queues: Queues, iteration: Iteration, plan: Plan) -> None:
+    def decide(self, queues: Queues, iteration: IterationState, plan: Plan) -> None:
         """Fills the plan; linear in the running and the admitted requests."""
         plan.path = "fcfs"
         plan.count, plan.victim_count = schedule_first_come_first_served(
             *queues.arrays,
             plan.entries,
             plan.victims,
-            iteration.free_blocks,
+            iteration.free_kv_blocks,
             self._seats if iteration.may_admit else 0,
             *self._settings,
         )

@@ -21,7 +21,7 @@ import numpy as np
 
 from sidecar.guard import enforce_limits
 from sidecar.policies import registry
-from sidecar.policies.base import Iteration, Plan, Policy, PolicyContext
+from sidecar.policies.base import Plan, Policy, PolicyContext
 from sidecar.queues import FREE, Queues
 from sidecar.session import checks
 from sidecar.session.mirror import Mirror
@@ -58,7 +58,7 @@ class State(IntEnum):
 
 
 # A look-up of an enum's member costs 0.2 us, several times in each decision.
-_OFF, _RUNNING, _PAUSED_ALL = Mode.OFF, PauseState.RUNNING, PauseState.PAUSED_ALL
+_OFF, _PAUSED_ALL = Mode.OFF, PauseState.PAUSED_ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,17 +239,8 @@ class Session:
         plan.clear()
         mirrored = self._clock()
         if self.mode is not _OFF and iteration.pause_state is not _PAUSED_ALL:
-            may_admit = iteration.pause_state is _RUNNING
-            facts = Iteration(
-                iteration.now_seconds,
-                iteration.free_kv_blocks,
-                iteration.last_iteration_seconds,
-                iteration.last_iteration_censored,
-                may_admit,
-                iteration.pipeline_depth,
-            )
             try:
-                self._policy.decide(queues, facts, plan)
+                self._policy.decide(queues, iteration, plan)
             except Exception as error:
                 plan.clear()
                 remedy = (
@@ -257,7 +248,7 @@ class Session:
                 )
                 raise Refusal(ErrorReason.INTERNAL, "", "", remedy) from error
             decided = self._clock()
-            handles, tokens, victims = self._guard(iteration, may_admit)
+            handles, tokens, victims = self._guard(iteration)
         else:
             decided = mirrored
             handles = tokens = victims = NO_INTS
@@ -278,7 +269,7 @@ class Session:
             self.draining,
         )
 
-    def _guard(self, iteration: IterationState, may_admit: bool) -> tuple[Ints, Ints, Ints]:
+    def _guard(self, iteration: IterationState) -> tuple[Ints, Ints, Ints]:
         """Holds the plan against the limits; returns handles and tokens of the batch, and the victims' handles."""
         plan = self._plan
         count = max(0, min(plan.count, len(plan.entries)))  # kernels do not check bounds
@@ -298,7 +289,7 @@ class Session:
             victims,
             self._decisions,
             iteration.free_kv_blocks,
-            may_admit,
+            iteration.may_admit,
             *self._bounds,
         )
         if not changed:

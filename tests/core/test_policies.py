@@ -13,10 +13,17 @@ from hypothesis import strategies as st
 from engine_adapter.simulated.engine import SimulatedEngine
 from evaluation.inprocess import DecisionRefused, InProcessSource
 from sidecar.policies import registry
-from sidecar.policies.base import Iteration, Plan, PolicyContext
+from sidecar.policies.base import Plan, PolicyContext
 from sidecar.queues import Queues
 from sidecar.session.machine import Session
-from slidingserve.contract.values import BatchAllocation, EngineLimits, OpenSession, PauseState, Snapshot
+from slidingserve.contract.values import (
+    BatchAllocation,
+    EngineLimits,
+    IterationState,
+    OpenSession,
+    PauseState,
+    Snapshot,
+)
 from tests.core.toy_policies import NoParameters, ToyPolicy, install, toys
 from tests.strategies import (
     LIMITS,
@@ -70,7 +77,7 @@ def test_no_allocation_leaves_the_limits(seed: int) -> None:
     victims = rng.choice(slots, int(rng.integers(0, 4))).tolist()
     demoted = rng.choice(slots, int(rng.integers(0, 4))).tolist()
 
-    def nonsense(queues: Queues, iteration: Iteration, plan: Plan) -> None:
+    def nonsense(queues: Queues, iteration: IterationState, plan: Plan) -> None:
         for entry in plan_entries:
             plan.entries[plan.count] = entry
             plan.count += 1
@@ -94,7 +101,7 @@ def test_no_allocation_leaves_the_limits(seed: int) -> None:
 
 
 def test_seats_and_blocks_of_victims_are_free_for_others_once() -> None:
-    def swap(queues: Queues, iteration: Iteration, plan: Plan) -> None:
+    def swap(queues: Queues, iteration: IterationState, plan: Plan) -> None:
         plan.victims[:3], plan.victim_count = (1, 1, 5), 3
         for slot in (0, 1, 2, 3, 4):
             plan.entries[plan.count], plan.count = (slot, 8), plan.count + 1
@@ -113,7 +120,7 @@ def test_seats_and_blocks_of_victims_are_free_for_others_once() -> None:
 
 @pytest.mark.parametrize("count", [-1, 257, 10**9, 2**62])
 def test_counts_beyond_the_plan_reach_no_foreign_memory(count: int) -> None:
-    def lies(queues: Queues, iteration: Iteration, plan: Plan) -> None:
+    def lies(queues: Queues, iteration: IterationState, plan: Plan) -> None:
         plan.entries[:] = (-1, 0)
         plan.victims[:] = -1
         plan.demoted[:] = -1
@@ -129,7 +136,7 @@ def test_counts_beyond_the_plan_reach_no_foreign_memory(count: int) -> None:
 def test_what_a_plan_forgot_does_not_come_back() -> None:
     """The plan's buffers are used again; the rows of an earlier plan are not part of the next."""
 
-    def once(queues: Queues, iteration: Iteration, plan: Plan) -> None:
+    def once(queues: Queues, iteration: IterationState, plan: Plan) -> None:
         assert (plan.count, plan.victim_count, plan.demoted_count, plan.path) == (0, 0, 0, "")
         if iteration.now_seconds == 0.0:
             plan.entries[0], plan.count, plan.path = (0, 5), 1, "once"
@@ -177,7 +184,7 @@ def test_shortest_prompt_is_admitted_first() -> None:
 
 
 def test_policy_that_raises_is_loud_in_process() -> None:
-    def broken(queues: Queues, iteration: Iteration, plan: Plan) -> None:
+    def broken(queues: Queues, iteration: IterationState, plan: Plan) -> None:
         raise KeyError("slack")
 
     install("broken", broken)
@@ -190,7 +197,7 @@ def test_policy_that_raises_is_loud_in_process() -> None:
 def test_policy_sees_the_facts_of_its_iteration() -> None:
     seen = []
 
-    def look(queues: Queues, iteration: Iteration, plan: Plan) -> None:
+    def look(queues: Queues, iteration: IterationState, plan: Plan) -> None:
         seen.append(iteration)
 
     install("look", look)
@@ -202,7 +209,8 @@ def test_policy_sees_the_facts_of_its_iteration() -> None:
         "pipeline_depth": 2,
     }
     decide(session, step(0, now=3.0, free=17, iteration=facts))
-    assert seen == [Iteration(3.0, 17, 0.25, True, False, 2)]
+    assert seen == [IterationState(0, 0, 3.0, 17, 0.25, True, PauseState.PAUSED_NEW, 2)]
+    assert not seen[0].may_admit
 
 
 def test_each_session_has_its_own_policy() -> None:

@@ -12,8 +12,9 @@ import pytest
 
 import sidecar.policies.vllm  # noqa: F401 - registers itself before the registry is set aside
 from sidecar.policies import registry
-from sidecar.policies.base import Iteration, Plan, PolicyContext
+from sidecar.policies.base import Plan, PolicyContext
 from sidecar.queues import Queues
+from slidingserve.contract.values import IterationState
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +35,15 @@ class ToyPolicy:
 
     model_version = ""
 
-    def __init__(self, version: str, function: Callable[[Queues, Iteration, Plan], None]) -> None:
+    def __init__(self, version: str, function: Callable[[Queues, IterationState, Plan], None]) -> None:
         self.version = version
         self._function = function
 
-    def decide(self, queues: Queues, iteration: Iteration, plan: Plan) -> None:
+    def decide(self, queues: Queues, iteration: IterationState, plan: Plan) -> None:
         self._function(queues, iteration, plan)
 
 
-def shortest_first(queues: Queues, iteration: Iteration, plan: Plan) -> None:
+def shortest_first(queues: Queues, iteration: IterationState, plan: Plan) -> None:
     """Running requests in order, then the waiting ones by prompt length; asks for all that each misses."""
     plan.path = "shortest"
     order = queues.waiting_slots
@@ -53,7 +54,7 @@ def shortest_first(queues: Queues, iteration: Iteration, plan: Plan) -> None:
         missing = int(queues.requests["target"][slot] - queues.requests["computed"][slot])
         plan.entries[plan.count] = (slot, missing)
         plan.count += 1
-    if len(queues.running_slots) and iteration.free_blocks == 0:
+    if len(queues.running_slots) and iteration.free_kv_blocks == 0:
         plan.victims[0] = queues.running_slots[-1]
         plan.victim_count = 1
 
@@ -67,7 +68,7 @@ class WildPolicy:
         self._rng = np.random.default_rng(parameters.seed)
         self._left = parameters.decisions
 
-    def decide(self, queues: Queues, iteration: Iteration, plan: Plan) -> None:
+    def decide(self, queues: Queues, iteration: IterationState, plan: Plan) -> None:
         self._left -= 1
         if self._left < 0:
             shortest_first(queues, iteration, plan)
@@ -94,7 +95,7 @@ class WildPolicy:
             plan.victim_count = int(rng.choice([-1, 10**9]))
 
 
-def install(name: str, function: Callable[[Queues, Iteration, Plan], None]) -> None:
+def install(name: str, function: Callable[[Queues, IterationState, Plan], None]) -> None:
     """Registers a policy that decides by a function."""
 
     def build(parameters: Any, context: PolicyContext) -> ToyPolicy:
