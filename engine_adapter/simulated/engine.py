@@ -306,9 +306,9 @@ class SimulatedEngine:
     def _message(self) -> Step:
         """Returns what changed since the last message."""
         arrived = self._new_arrivals() if self._told != self._next_arrival else None
-        step = Step(self._iteration(), self._applied_exactly, self._applied, None, self._newly_finished, arrived)
+        finished, applied = self._newly_finished, self._applied
         self._newly_finished, self._applied = NO_INTS, None
-        return step
+        return Step(self._iteration(), self._applied_exactly, applied, None, finished, arrived)
 
     def _new_arrivals(self) -> RequestColumns:
         first, stop = self._told, self._next_arrival

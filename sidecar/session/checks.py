@@ -73,13 +73,13 @@ def check_slo_defaults(defaults: SloDefaults, path: str) -> None:
 
 def check_iteration(iteration: IterationState, path: str, limits: EngineLimits, earliest_seconds: float) -> None:
     """Checks the scalars of a step; ``earliest_seconds`` is the engine's clock in the message before."""
-    now = iteration.now_seconds
+    _, _, now, free_blocks, last_seconds, _, pause_state, _, within_seconds, _ = iteration
     if (
         earliest_seconds <= now <= LARGEST_SECONDS
-        and 0 <= iteration.free_kv_blocks <= limits.kv_blocks
-        and 0.0 <= iteration.last_iteration_seconds <= LARGEST_SECONDS
-        and 0.0 <= iteration.answer_within_seconds <= LARGEST_SECONDS
-        and isinstance(iteration.pause_state, PauseState)
+        and 0 <= free_blocks <= limits.kv_blocks
+        and 0.0 <= last_seconds <= LARGEST_SECONDS
+        and 0.0 <= within_seconds <= LARGEST_SECONDS
+        and isinstance(pause_state, PauseState)
     ):
         return
     if not earliest_seconds <= now <= LARGEST_SECONDS:

@@ -272,8 +272,10 @@ class Session:
     def _guard(self, iteration: IterationState) -> tuple[Ints, Ints, Ints]:
         """Holds the plan against the limits; returns handles and tokens of the batch, and the victims' handles."""
         plan = self._plan
-        count = max(0, min(plan.count, len(plan.entries)))  # kernels do not check bounds
-        victim_count = max(0, min(plan.victim_count, len(plan.victims)))
+        count, victim_count = plan.count, plan.victim_count
+        size = len(plan.entries)
+        if not (0 <= count <= size and 0 <= victim_count <= size):  # kernels do not check bounds
+            count, victim_count = max(0, min(count, size)), max(0, min(victim_count, size))
         handles = np.empty(count, np.int64)
         tokens = np.empty(count, np.int64)
         victims = np.empty(victim_count, np.int64) if victim_count else NO_INTS

@@ -49,23 +49,25 @@ class Mirror:
         Raises:
             Refusal: the step is wrong; nothing was changed.
         """
-        finished = self._check(step)
-        rows = self._new_rows(step.arrived) if step.arrived is not None else None
-        if step.applied_exactly:
+        _, applied_exactly, applied, progress, finished_handles, arrived = step
+        if applied is not None or progress is not None:
+            self._check(step)
+        finished = self._finished(finished_handles) if len(finished_handles) else None
+        rows = self._new_rows(arrived) if arrived is not None else None
+        if applied_exactly:
             self._apply(plan.entries, plan.count, plan.victims, plan.victim_count)
-        elif step.applied is not None:
-            applied = step.applied
+        elif applied is not None:
             entries = np.empty(len(applied.handles), ENTRY)
             entries["slot"] = self.queues.slots(applied.handles)
             entries["tokens"] = applied.tokens
             victims = self.queues.slots(applied.preempted_handles)
             self._apply(entries, len(entries), victims, len(victims))
-        if step.progress is not None:
-            self._correct(step.progress)
+        if progress is not None:
+            self._correct(progress)
         if finished is not None:
-            self.queues.remove(step.finished_handles, finished)
-        if rows is not None and step.arrived is not None:
-            self._add(rows, step.arrived)
+            self.queues.remove(finished_handles, finished)
+        if rows is not None and arrived is not None:
+            self._add(rows, arrived)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Replaces everything by the engine's state.
@@ -83,8 +85,8 @@ class Mirror:
         del self.class_names[1:], self.tenant_names[1:]
         self._add(rows, columns)
 
-    def _check(self, step: Step) -> list[int] | None:
-        """Checks what a step says of known requests; returns the slots of those that are gone."""
+    def _check(self, step: Step) -> None:
+        """Checks what a step says of the executed batch and of progress."""
         queues = self.queues
         if step.applied is not None:
             if step.applied_exactly:
@@ -96,12 +98,13 @@ class Mirror:
             checks.check_known(step.progress.handles, "step.progress.handles", queues)
             slots = queues.slots(step.progress.handles)
             checks.check_progress(step.progress, "step.progress", queues.requests["prompt"][slots])
-        if not len(step.finished_handles):
-            return None
-        finished = queues.find(step.finished_handles)
-        if finished is None:
-            checks.check_known(step.finished_handles, "step.finished_handles", queues)
-        return finished
+
+    def _finished(self, handles: Ints) -> list[int] | None:
+        """Returns the slots of requests that are gone."""
+        slots = self.queues.find(handles)
+        if slots is None:
+            checks.check_known(handles, "step.finished_handles", self.queues)
+        return slots
 
     def _new_rows(self, columns: RequestColumns) -> Table:
         longest = self._limits.max_model_tokens or 2**31
