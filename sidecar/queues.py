@@ -118,15 +118,16 @@ class Queues:
         self.bounds[:] = (0, self.capacity, self.capacity)
 
     def add(self, rows: Table) -> int:
-        """Appends new requests to the queue that their ``state`` names, in order; returns the largest handle.
+        """Appends at least one new request to the queue that its ``state`` names, in order.
 
-        Linear in ``rows``, amortised.
+        Returns the largest handle. Linear in ``rows``, amortised.
         """
         count = len(rows)
+        assert count > 0
         while len(self._free) < count:
             self._grow()
-        free = self._free
-        slots = [free.pop() for _ in range(count)]
+        slots = self._free[-count:]
+        del self._free[-count:]
         handles: list[int] = rows["handle"].tolist()
         self._slot_of.update(zip(handles, slots, strict=True))
         place_rows(*self.arrays, rows, np.array(slots))

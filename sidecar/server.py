@@ -21,19 +21,26 @@ from sidecar.logs import configure_logs, logger
 from sidecar.services.scheduler import SchedulerService
 from sidecar.session.machine import Session, SessionDefaults
 from slidingserve import __version__
-from slidingserve.contract.values import EngineLimits, IterationState, OpenSession, RequestColumns, Step
+from slidingserve.contract.values import (
+    EngineLimits,
+    IterationState,
+    OpenSession,
+    Request,
+    RequestColumns,
+    SessionError,
+    Step,
+)
 from slidingserve.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 SCHEDULER_SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 READINESS = ("", SCHEDULER_SERVICE, "readiness")
-
 
 # How long calls may take that are still open when the servers stop.
 LAST_CALLS_SECONDS = 0.2
 
 
 class ServeError(RuntimeError):
-    """The sidecar cannot serve; the message names the address or folder and the remedy."""
+    """The sidecar cannot serve; the message names the address, folder or policy and the remedy."""
 
 
 class Sidecar:
@@ -58,7 +65,7 @@ class Sidecar:
         """Listens, compiles the default policy, then reports ready.
 
         Raises:
-            ServeError: an address is taken or not usable, or the journal folder is.
+            ServeError: an address is taken, or the journal folder cannot be used, or the default policy cannot decide.
         """
         settings = self._settings
         if settings.journal_dir is not None:
@@ -111,6 +118,9 @@ class Sidecar:
                 ("grpc.so_reuseport", 0),
                 # Clients ping each 10 s; gRPC's own limit of 5 minutes would cut them off.
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+                # An engine whose machine vanished gives its seat back within a minute, not within gRPC's 2 hours.
+                ("grpc.keepalive_time_ms", 40_000),
+                ("grpc.keepalive_timeout_ms", 20_000),
             ]
         )
         names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
@@ -130,14 +140,26 @@ class Sidecar:
 
 
 def warm_up(defaults: SessionDefaults) -> None:
-    """Compiles every kernel that the default policy needs (seconds when cold, milliseconds from the cache)."""
+    """Compiles every kernel that the default policy needs (seconds when cold, milliseconds from the cache).
+
+    Raises:
+        ServeError: the policy cannot decide.
+    """
     import numpy as np
 
     session = Session("warm-up", defaults)
-    session.handle(OpenSession(EngineLimits(2048, 256, 10000, 16)))
-    arrived = RequestColumns(np.arange(2), np.zeros(2), np.array([16, 32]))
-    session.handle(Step(IterationState(0, 0, 0.0, 10000), arrived=arrived))
-    session.handle(Step(IterationState(0, 1, 0.1, 9000, 0.1), finished_handles=np.array([0])))
+    messages: tuple[Request, ...] = (
+        OpenSession(EngineLimits(2048, 256, 10000, 16)),
+        Step(
+            IterationState(0, 0, 0.0, 10000),
+            arrived=RequestColumns(np.arange(2), np.zeros(2), np.array([16, 32])),
+        ),
+        Step(IterationState(0, 1, 0.1, 9000, 0.1), finished_handles=np.array([0])),
+    )
+    for message in messages:
+        answer = session.handle(message)
+        if isinstance(answer, SessionError):
+            raise ServeError(f"policy {defaults.policy!r} cannot decide: {answer.message}")
 
 
 def run(settings: SidecarSettings) -> None:

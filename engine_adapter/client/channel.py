@@ -17,7 +17,12 @@ _OPTIONS = [
     ("grpc.enable_http_proxy", 0),
 ]
 # A peer that vanishes without a word is noticed within 12 s. A Unix socket tells at once.
-_TCP_OPTIONS = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 2_000)]
+_TCP_OPTIONS = [
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    # An engine without requests sends nothing for long; after two pings gRPC would then stop asking.
+    ("grpc.http2.max_pings_without_data", 0),
+]
 
 
 def make_channel(settings: ClientSettings) -> grpc.Channel:

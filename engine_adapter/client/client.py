@@ -31,7 +31,8 @@ class SchedulerClient:
     """A `DecisionSource` that asks a sidecar over gRPC; for one thread, that of the engine's loop.
 
     Nothing is connected, and no thread started, before `open` or `start`: make it after any fork. ``clock`` (seconds,
-    monotonic) times the breaker only. ``on_round_trip`` gets the seconds of every decision.
+    monotonic) times the breaker only. ``on_round_trip`` gets the seconds of every decision, on the engine's thread; if it
+    raises, the decision counts as failed.
     """
 
     def __init__(
@@ -111,18 +112,18 @@ class SchedulerClient:
         started_seconds = time.perf_counter()
         try:
             outcome = self._decide(step, snapshot)
+            if not isinstance(outcome, FallbackReason):
+                seconds = time.perf_counter() - started_seconds
+                if self._on_round_trip is not None:
+                    self._on_round_trip(seconds)
+                self._counters.decisions += 1
+                self._counters.round_trips.add(seconds)
+                return outcome
         except Exception:
             # Whatever goes wrong here must not end the engine's loop.
             outcome = self._broken(step)
-        if isinstance(outcome, FallbackReason):
-            self._counters.fallbacks[outcome] += 1
-            return None
-        seconds = time.perf_counter() - started_seconds
-        self._counters.decisions += 1
-        self._counters.round_trips.add(seconds)
-        if self._on_round_trip is not None:
-            self._on_round_trip(seconds)
-        return outcome
+        self._counters.fallbacks[outcome] += 1
+        return None
 
     def close(self) -> None:
         """Ends the session, the background thread and the channel; may be called twice."""

@@ -21,7 +21,7 @@ class FallbackReason(StrEnum):
     INVALID_ANSWER = "invalid_answer"
     DISCONNECTED = "disconnected"
     CLIENT_ERROR = "client_error"
-    """The engine's message could not be made or encoded; the log has the first such error."""
+    """The engine's message could not be made or encoded, or its callback failed; the log has the first such error."""
 
 
 class RoundTrips:

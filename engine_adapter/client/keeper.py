@@ -92,7 +92,13 @@ class SessionKeeper:
         pause_seconds = self._settings.first_retry_seconds
         try:
             while not self._stopping:
-                answered = self._hold_session(stub)
+                try:
+                    answered = self._hold_session(stub)
+                except Exception as error:
+                    # No thread to be had, say: without this one, the engine would never be served again.
+                    answered = False
+                    self._trouble = repr(error)
+                    _log.exception("no session at %s; trying again", self._settings.target)
                 if answered:
                     pause_seconds = self._settings.first_retry_seconds
                 self._pause(pause_seconds)

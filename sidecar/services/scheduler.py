@@ -38,6 +38,7 @@ from slidingserve.scheduler.v1 import scheduler_pb2 as pb
 from slidingserve.scheduler.v1 import scheduler_pb2_grpc
 
 ERROR_DOMAIN = "slidingserve.dev"
+LONGEST_DETAIL = 500  # characters of a field, a value or a remedy: gRPC drops a status of more than 16 kB altogether
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -91,8 +92,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         answer: Response | None = None
         try:
             async for request in request_iterator:
-                answer = answer_request(session, request)
-                yield encode_response(answer)
+                answer, message = answer_request(session, request)
+                yield message
                 if journal is not None and not _recorded(journal, request, answer, log):
                     journal = None
                 if not isinstance(answer, BatchAllocation):
@@ -172,7 +173,7 @@ async def _abort(context: grpc.aio.ServicerContext[pb.DecideRequest, pb.DecideRe
     internal = refusal.reason is ErrorReason.INTERNAL
     # The core names the fields of a session's messages; those of OpenSession are DecideRequest's own.
     field = refusal.field.removeprefix("open_session.")
-    refusal = Refusal(refusal.reason, field, refusal.value, refusal.remedy)
+    refusal = Refusal(refusal.reason, *(_shortened(text) for text in (field, refusal.value, refusal.remedy)))
     detail = any_pb2.Any()
     detail.Pack(
         error_details_pb2.ErrorInfo(
@@ -186,3 +187,7 @@ async def _abort(context: grpc.aio.ServicerContext[pb.DecideRequest, pb.DecideRe
     )
     await context.abort_with_status(rpc_status.to_status(status))
     raise AssertionError("abort raises")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_DETAIL else f"{text[:LONGEST_DETAIL]}..."

@@ -11,7 +11,7 @@ import pytest
 from evaluation.sidecar_process import SidecarProcess
 from sidecar.answering import answer_request
 from sidecar.session.machine import Session
-from slidingserve.contract.codec import decode_response, encode_request, encode_response
+from slidingserve.contract.codec import decode_response, encode_request
 from slidingserve.contract.values import BatchAllocation, OpenSession, SessionOpened, Snapshot, Step
 from tests.service.support import OPEN, client_of, engine_for, wait_ready
 from tests.strategies import Feed, random_feed
@@ -44,7 +44,7 @@ class WireSource:
         pass
 
     def _answer(self, message: OpenSession | Step | Snapshot) -> object:
-        return decode_response(encode_response(answer_request(self._session, encode_request(message))))
+        return decode_response(answer_request(self._session, encode_request(message))[1])
 
 
 def test_session_in_process() -> None:
