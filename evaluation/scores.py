@@ -58,22 +58,22 @@ class Scores:
     tokens_per_second: float
 
 
-def score(workload: Workload, record: Outcome) -> Scores:
+def score(workload: Workload, outcome: Outcome) -> Scores:
     """Scores a run. O(n + m) for n requests and m gaps. Raises ValueError if the columns do not fit the workload."""
-    _check_columns(workload, record)
-    common = ~record.finished | _is_late_first(workload, record) | _is_late_last(workload, record)
-    missed = common | record.deadline_missed
+    _check_columns(workload, outcome)
+    common = ~outcome.finished | _is_late_first(workload, outcome) | _is_late_last(workload, outcome)
+    missed = common | outcome.deadline_missed
     met = int(np.count_nonzero(~missed))
     return Scores(
         violations=Violations(
             deadline=float(missed.mean()),
-            gap=float((common | record.gap_missed).mean()),
-            tpot=float((common | _is_slow(workload, record)).mean()),
+            gap=float((common | outcome.gap_missed).mean()),
+            tpot=float((common | _is_slow(workload, outcome)).mean()),
         ),
-        ttft_seconds=percentiles(record.first_token_seconds - record.arrival_seconds),
-        tbt_seconds=percentiles(record.token_gaps),
-        met_requests_per_second=met / record.makespan_seconds,
-        tokens_per_second=float(record.output_tokens.sum()) / record.makespan_seconds,
+        ttft_seconds=percentiles(outcome.first_token_seconds - outcome.arrival_seconds),
+        tbt_seconds=percentiles(outcome.token_gaps),
+        met_requests_per_second=met / outcome.makespan_seconds,
+        tokens_per_second=float(outcome.output_tokens.sum()) / outcome.makespan_seconds,
     )
 
 
@@ -86,33 +86,33 @@ def percentiles(seconds: Floats) -> Percentiles:
     return Percentiles(p50, p90, p99)
 
 
-def _is_late_first(workload: Workload, record: Outcome) -> Bools:
+def _is_late_first(workload: Workload, outcome: Outcome) -> Bools:
     """Misses of TTFT; no first token is one (comparisons with NaN are false)."""
-    in_time: Bools = record.first_token_seconds <= record.arrival_seconds + workload.ttft_slo_seconds
+    in_time: Bools = outcome.first_token_seconds <= outcome.arrival_seconds + workload.ttft_slo_seconds
     return ~in_time & (workload.ttft_slo_seconds > 0)
 
 
-def _is_late_last(workload: Workload, record: Outcome) -> Bools:
-    in_time: Bools = record.last_token_seconds <= record.arrival_seconds + workload.ttlt_slo_seconds
+def _is_late_last(workload: Workload, outcome: Outcome) -> Bools:
+    in_time: Bools = outcome.last_token_seconds <= outcome.arrival_seconds + workload.ttlt_slo_seconds
     return ~in_time & (workload.ttlt_slo_seconds > 0)
 
 
-def _is_slow(workload: Workload, record: Outcome) -> Bools:
+def _is_slow(workload: Workload, outcome: Outcome) -> Bools:
     """Requests of two or more tokens whose mean time per output token after the first is above their TBT SLO."""
-    later_tokens = record.output_tokens - 1
-    tpot = (record.last_token_seconds - record.first_token_seconds) / np.maximum(later_tokens, 1)
+    later_tokens = outcome.output_tokens - 1
+    tpot = (outcome.last_token_seconds - outcome.first_token_seconds) / np.maximum(later_tokens, 1)
     return (later_tokens > 0) & (tpot > workload.tbt_slo_seconds) & (workload.tbt_slo_seconds > 0)
 
 
-def _check_columns(workload: Workload, record: Outcome) -> None:
+def _check_columns(workload: Workload, outcome: Outcome) -> None:
     """Raises ValueError unless every column has one value per request and time has passed."""
     requests = len(workload)
     columns = ("arrival_seconds", "first_token_seconds", "last_token_seconds", "output_tokens")
     for name in (*columns, "deadline_missed", "gap_missed", "finished"):
-        size = getattr(record, name).size
+        size = getattr(outcome, name).size
         if size != requests:
             raise ValueError(f"{name} has {size} values; it needs one for each of the {requests} requests")
     if requests == 0:
         raise ValueError("a workload of 0 requests has no scores; run at least one")
-    if not record.makespan_seconds > 0:
-        raise ValueError(f"makespan {record.makespan_seconds} s; it must be above 0")
+    if not outcome.makespan_seconds > 0:
+        raise ValueError(f"makespan {outcome.makespan_seconds} s; it must be above 0")

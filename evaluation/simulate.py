@@ -51,6 +51,10 @@ class SimulationRequest:
     transport: Transport = "grpc"
 
 
+class NoDecision(RuntimeError):
+    """The sidecar left iterations to the engine's own policy, whose results would be shown as those of another."""
+
+
 Progress = Callable[[str, int, int], None]
 """Told (policy, finished requests, all requests) now and then."""
 
@@ -61,7 +65,8 @@ def simulate(request: SimulationRequest, progress: Progress = lambda policy, don
     Raises:
         ProfileError, WorkloadError, TraceError: what they say.
         UnknownPolicyError, PolicyParameterError, ValueError: a policy or its parameters.
-        SidecarFailed, ClientError: the sidecar process did not serve, or not to the end.
+        SidecarFailed, ClientError, NoDecision: the sidecar process did not serve, or not to the end.
+        DecisionRefused: as NoDecision, in one process.
     """
     profile = load_profile(request.profile)
     limits = engine_limits(profile)
@@ -112,9 +117,10 @@ def make_workload(request: SimulationRequest, profile: HardwareProfile) -> Workl
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """An open source and where its times are found after the run."""
+    """An open source, whether it still decides (`check` raises), and where its times are found after the run."""
 
     source: DecisionSource
+    check: Callable[[], None]
     decision_seconds: Callable[[], Floats]
     round_trip_seconds: Callable[[], Floats | None]
 
@@ -124,13 +130,21 @@ def _opened(opening: OpenSession, sidecar: SidecarProcess | None) -> Iterator[_O
     if sidecar is None:
         core = InProcessSource()
         core.open(opening)
-        yield _Opened(core, lambda: np.array(core.decision_seconds), lambda: None)
+        yield _Opened(core, lambda: None, lambda: np.array(core.decision_seconds), lambda: None)
         return
     client = SchedulerClient(ClientSettings(sidecar.address, deadline_seconds=None))
     recorder = RecordingSource(client)
+
+    def check() -> None:
+        sidecar.check()
+        lost = {reason.value: count for reason, count in client.counters.fallbacks.items() if count}
+        if lost:
+            said = ", ".join(f"{count} x {reason}" for reason, count in lost.items())
+            raise NoDecision(f"policy {opening.policy!r} left iterations undecided ({said}); see the warnings above")
+
     try:
         open_client(client, opening, sidecar)
-        yield _Opened(recorder, recorder.decision_seconds, lambda: client.counters.round_trips.seconds())
+        yield _Opened(recorder, check, recorder.decision_seconds, lambda: client.counters.round_trips.seconds())
     finally:
         client.close()
 
@@ -165,13 +179,12 @@ def _run(
     )
     opening = OpenSession(limits, engine=engine_info, policy=name, policy_parameters=parameters, profile=profile.name)
 
-    def watched(done: int, total: int) -> None:
-        """Ends the run with the sidecar: what the engine's own policy decides would be shown as another's."""
-        if sidecar is not None:
-            sidecar.check()
-        progress(policy, done, total)
-
     with _opened(opening, sidecar) as opened:
+
+        def watched(done: int, total: int) -> None:
+            opened.check()
+            progress(policy, done, total)
+
         engine = SimulatedEngine(workload, limits, ProfileTimer(profile), opened.source)
         started = time.perf_counter()
         outcome = drive(engine, len(workload), watched)

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from statistics import NormalDist
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
+from engine_adapter.simulated.timing import IterationTimer
 from slidingserve.contract.values import Floats, Ints
 
 SOLO_CHUNK_TOKENS = 2048
@@ -34,13 +35,6 @@ SoloTtft: TypeAlias = Callable[[Ints], Floats]
 
 class WorkloadError(ValueError):
     """A workload was asked for that cannot be made; the message names the value and the remedy."""
-
-
-class IterationTimer(Protocol):
-    """What tells the time of an iteration."""
-
-    def seconds(self, chunk: Ints, context: Ints, count: int, /) -> float:
-        """Returns seconds for ``count`` requests: request i computes ``chunk[i]`` tokens after ``context[i]``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

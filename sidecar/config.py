@@ -63,7 +63,9 @@ class SidecarSettings(BaseSettings):
         description="Policy for sessions that name none, with its parameters: name or name:key=value,key=value.",
     )
     profile: str = Field(
-        "", description="Hardware profile for the latency predictor of sessions that name none; empty: none."
+        "",
+        description="Hardware profile for the latency predictor of sessions that name none; empty: none. Policies that "
+        "predict check it; `vllm` does not and takes any.",
     )
     default_ttft_seconds: float = Field(
         1.0,

@@ -31,8 +31,8 @@ class SchedulerClient:
     """A `DecisionSource` that asks a sidecar over gRPC; for one thread, that of the engine's loop.
 
     Nothing is connected, and no thread started, before `open` or `start`: make it after any fork. ``clock`` (seconds,
-    monotonic) times the breaker only. ``on_round_trip`` gets the seconds of every decision, on the engine's thread; if it
-    raises, the decision counts as failed.
+    monotonic) times the breaker only. ``on_round_trip`` gets the seconds of every decision, on the engine's thread;
+    where it raises, there is no decision.
     """
 
     def __init__(

@@ -97,8 +97,9 @@ class SessionKeeper:
                 except Exception as error:
                     # No thread to be had, say: without this one, the engine would never be served again.
                     answered = False
-                    self._trouble = repr(error)
-                    _log.exception("no session at %s; trying again", self._settings.target)
+                    if self._trouble != repr(error):
+                        self._trouble = repr(error)
+                        _log.exception("no session at %s; trying again", self._settings.target)
                 if answered:
                     pause_seconds = self._settings.first_retry_seconds
                 self._pause(pause_seconds)

@@ -19,9 +19,9 @@ class ClientSettings:
     """``unix:/path/of.sock`` or ``host:port``."""
     deadline_seconds: float | None = 0.004
     """Longest wait for one decision when the step does not bring its own (``iteration.answer_within_seconds``). None:
-    no limit, for simulation in virtual time. 4 ms is the design's upper bound: 10 % of a 40 ms iteration."""
+    no limit, for simulation in virtual time. 4 ms is 10 % of a 40 ms iteration."""
     credentials: grpc.ChannelCredentials | None = None
-    """TLS for ``host:port``; None: plain text."""
+    """TLS for ``host:port``, for a proxy before the sidecar; None: plain text, the only form that a sidecar speaks."""
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
     """When to leave the sidecar alone."""
     connect_wait_seconds: float = 10.0

@@ -2,8 +2,8 @@
 
 numba's on-disk cache notices a change of the decorated function's file, but not of a function that it calls in another
 file. A stale kernel would decide wrongly and silently, so the cache directory is named after a digest of all our source
-files: any edit starts a new cache. Set ``NUMBA_CACHE_DIR`` to choose where (a container with a read-only root file
-system points it at a writable folder, or ships it filled).
+files: any edit starts a new cache. Set ``NUMBA_CACHE_DIR`` to choose where; a container with a read-only root file
+system points it at a writable folder, as numba reads from no other. Without one, each process compiles anew.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _prepare_cache() -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return folder.is_dir() and os.access(folder, os.R_OK)
+        return False
     setattr(numba.config, "CACHE_DIR", str(folder))  # noqa: B010 - numba fills this module at import
     return os.access(folder, os.W_OK)
 

@@ -81,7 +81,8 @@ def check_config(config: Path | None = None, **flags: object) -> None:
 @app.command()
 def simulate(
     policy: Annotated[
-        list[str] | None, typer.Option(help="Policy, name or name:key=value,key=value; repeat to compare.")
+        list[str] | None,
+        typer.Option(help="name or name:key=value,key=value; repeat to compare. Default: vllm."),
     ] = None,
     workload: Annotated[str, typer.Option(help="sharegpt, arxiv-v1, arxiv-v2, mixed-v1 or mixed-v2.")] = "mixed-v1",
     trace: Annotated[

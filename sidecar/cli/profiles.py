@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from sidecar.cli.failing import fail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +61,7 @@ def show(name: Annotated[str, typer.Argument(help="A built-in profile, or the pa
     try:
         profile = load_profile(name)
     except ProfileError as error:
-        _fail(error)
+        fail(str(error))
     console = Console()
     facts = Table(title=f"Profile {profile.name}", show_header=False)
     for label, value in (
@@ -105,7 +107,7 @@ def fit(
     from evaluation.hardware.tables import DataError, resolve_folder
 
     if fit_all == (name is not None):
-        _fail("give either the NAME of a profile or --all")
+        fail("give either the NAME of a profile or --all")
     try:
         folder = resolve_folder(data)
         entries = HARDWARE if name is None else (hardware(name),)
@@ -114,9 +116,11 @@ def fit(
             profile, errors = fit_profile(entry, folder, seed=seed)
             _report(profile, errors, targets)
     except DataError as error:
-        _fail(error)
+        fail(str(error))
+    except OSError as error:
+        fail(f"{error.filename}: cannot be written ({error.strerror}); give another --out folder")
     except ImportError as error:
-        _fail(f"{error}: install the fitting tools with `pip install 'slidingserve[fit]'`")
+        fail(f"{error}: install the fitting tools with `pip install 'slidingserve[fit]'`")
 
 
 @app.command("validate")
@@ -147,9 +151,9 @@ def validate(data: DataOption = None) -> None:
                 )
             console.print(table)
     except DataError as error:
-        _fail(error)
+        fail(str(error))
     except ImportError as error:
-        _fail(f"{error}: install the fitting tools with `pip install 'slidingserve[fit]'`")
+        fail(f"{error}: install the fitting tools with `pip install 'slidingserve[fit]'`")
 
 
 def _targets(out: Path | None, write: bool) -> list[Path]:
@@ -190,9 +194,3 @@ def _report(profile: HardwareProfile, errors: Sequence[ErrorRow], targets: Seque
         path = folder / f"{profile.name}.json"
         write_profile(profile, path)
         console.print(f"wrote {path}")
-
-
-def _fail(error: Exception | str) -> NoReturn:
-    """Ends the command with a message on standard error and exit status 2."""
-    typer.echo(f"Error: {error}", err=True)
-    raise typer.Exit(2)

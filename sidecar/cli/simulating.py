@@ -18,9 +18,11 @@ def simulate(options: dict[str, Any]) -> None:
     """Runs the simulation with progress on stderr; prints the table, or JSON."""
     quiet_grpc()
     from engine_adapter.client import ClientError
+    from evaluation.inprocess import DecisionRefused
     from evaluation.results import to_json
     from evaluation.screen import render
     from evaluation.sidecar_process import SidecarFailed
+    from evaluation.simulate import NoDecision
     from evaluation.simulate import simulate as run
 
     file: Path | None = options["json_file"]
@@ -31,7 +33,7 @@ def simulate(options: dict[str, Any]) -> None:
         request = _request(options)
         with _Progress() as progress:
             results = run(request, progress.update)
-    except (ValueError, LookupError, ClientError, SidecarFailed) as error:
+    except (ValueError, LookupError, ClientError, SidecarFailed, NoDecision, DecisionRefused) as error:
         fail(str(error))
     text = json.dumps(to_json(results), indent=2)
     if to_stdout:

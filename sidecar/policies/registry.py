@@ -146,7 +146,7 @@ def parse_parameters(policy: str, cls: type, texts: Mapping[str, str]) -> Any:
 
 
 def _parse(policy: str, name: str, text: str, kind: Any) -> Any:
-    if isinstance(kind, types.UnionType):
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
         kind = next(option for option in typing.get_args(kind) if option is not type(None))
     if kind is bool:
         if text.lower() in ("true", "false"):

@@ -96,6 +96,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 yield message
                 if journal is not None and not _recorded(journal, request, answer, log):
                     journal = None
+                if isinstance(answer, SessionOpened):
+                    log = log.bind(**_engine_names(request.open_session.engine))
                 if not isinstance(answer, BatchAllocation):
                     _log_answer(log, session, answer)
                 elif answer.draining:
@@ -155,6 +157,12 @@ def _recorded(journal: JournalWriter, request: pb.ScheduleRequest, answer: Respo
         journal.close()
         return False
     return True
+
+
+def _engine_names(engine: pb.EngineInfo) -> dict[str, str]:
+    """Returns what tells one engine's log lines from another's: behind a Unix socket all peers look alike."""
+    names = {"engine": engine.name, "instance": engine.instance, "model": engine.model}
+    return {key: _shortened(name) for key, name in names.items() if name}
 
 
 def _log_answer(log: Any, session: Session, answer: Response) -> None:

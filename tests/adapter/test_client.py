@@ -204,6 +204,18 @@ def test_the_engines_mistakes_are_counted_and_never_raised(engine: Engine, sidec
     assert kinds(sidecar) == ["OpenSession", "Snapshot"]
 
 
+def test_a_callback_that_raises_does_not_reach_the_engine(sidecar: ScriptedSidecar) -> None:
+    def fails(seconds: float) -> None:
+        raise ZeroDivisionError
+
+    client = SchedulerClient(ClientSettings(sidecar.address), on_round_trip=fails)
+    client.open(OPEN)
+    assert Engine(client).decide() is None
+    assert fallbacks(client) == {FallbackReason.CLIENT_ERROR: 1}
+    assert client.counters.decisions == 0
+    client.close()
+
+
 def test_round_trips_are_a_fair_sample_in_bounded_memory() -> None:
     trips = RoundTrips(size=1000)
     for number in range(50_000):

@@ -148,6 +148,23 @@ def test_a_sidecar_that_never_opens_is_given_up(sidecar: ScriptedSidecar) -> Non
     silent.stop()
 
 
+def test_a_failure_of_the_background_thread_does_not_end_it(
+    sidecar: ScriptedSidecar, client: SchedulerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [RuntimeError("can't start new thread")] * 3
+
+    class NoThreads(threading.Timer):
+        def start(self) -> None:
+            if left:
+                raise left.pop()
+            super().start()
+
+    monkeypatch.setattr(threading, "Timer", NoThreads)
+    assert client.open(OPEN) == OPENED
+    assert not left
+    assert Engine(client).decide() is not None
+
+
 def test_mistakes_in_opening_are_raised(client: SchedulerClient) -> None:
     with pytest.raises(ContractError, match="max_sequences"):
         client.open(OpenSession(EngineLimits(1, -1, 1, 1)))

@@ -111,6 +111,17 @@ def test_serve_as_a_process_says_one_line_without_traceback(tmp_path: Path) -> N
     assert message.startswith(f"journal_dir {taken}/sub cannot be made (")
 
 
+def test_profiles_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
+    (tmp_path / "llmservingsim").mkdir()
+    taken = tmp_path / "file"
+    taken.touch()
+    out = str(taken / "sub")
+    message = complaint(run_here("profiles", "fit", "a100-tp1", "--data", str(tmp_path), "--out", out))
+    assert message.startswith(f"{out}: cannot be written (")
+    assert complaint(run_here("profiles", "show", "nope")).startswith("unknown profile 'nope'")
+    assert complaint(run_here("profiles", "validate", SLIDINGSERVE_DATA="")).startswith("no data folder")
+
+
 def test_flag_of_a_wrong_type_is_named() -> None:
     ended = run("serve", "--max-sessions", "many")
     assert ended.status == 2

@@ -231,3 +231,39 @@ def test_sidecar_that_dies_in_mid_run_ends_the_run() -> None:
 
     with pytest.raises(SidecarFailed, match=r"ended with status -9; it said: .*serving"):
         run_simulation(SimulationRequest(requests=40), kill)
+
+
+BROKEN = """
+from dataclasses import dataclass
+from sidecar.policies.registry import register
+
+@dataclass(frozen=True)
+class Parameters:
+    pass
+
+class Broken:
+    version, model_version = "broken/1", ""
+
+    def __init__(self, parameters, context):
+        pass
+
+    def decide(self, queues, iteration, plan):
+        raise KeyError("slack")
+
+register("broken", Parameters, Broken)
+"""
+
+
+@pytest.mark.parametrize("transport", ["grpc", "inprocess"])
+def test_policy_that_fails_has_no_results(transport: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    info = tmp_path / "broken-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[slidingserve.policies]\nbroken = broken\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    ended = run("simulate", "--policy", "broken", "--requests", "5", "--transport", transport, PYTHONPATH=path)
+    assert (ended.status, ended.stdout) == (2, "")
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("slidingserve: policy 'broken")
+    assert "slack" in ended.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 
@@ -25,6 +25,7 @@ class Settings:
     eager: bool = False
     label: str = "x"
     most: int | None = None
+    least: Optional[int] = None  # noqa: UP045 - policies elsewhere may write it so
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share <= 1.0:
@@ -50,10 +51,10 @@ def built() -> Iterator[list[Any]]:
 
 
 def test_text_becomes_parameters(built: list[Any]) -> None:
-    text = {"count": "7", "share": "0.25", "eager": "TRUE", "label": "a b", "most": "4"}
+    text = {"count": "7", "share": "0.25", "eager": "TRUE", "label": "a b", "most": "4", "least": "2"}
     opened(policy="kinds", policy_parameters=text)
     opened(policy="kinds")
-    assert built == [Settings(7, 0.25, True, "a b", 4), Settings()]
+    assert built == [Settings(7, 0.25, True, "a b", 4, 2), Settings()]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_text_becomes_parameters(built: list[Any]) -> None:
         ("share", "inf", "a number"),
         ("share", "0", "above 0"),
         ("eager", "1", "true or false"),
-        ("colour", "red", "count, eager, label, most, share"),
+        ("colour", "red", "count, eager, label, least, most, share"),
     ],
 )
 def test_wrong_parameter_names_name_value_and_remedy(name: str, text: str, remedy: str) -> None:

@@ -120,6 +120,16 @@ def test_bad_input_is_named(
     assert named in pb.DecideRequest.DESCRIPTOR.fields_by_name, "the field is one of this request"
 
 
+def test_long_value_is_shortened_and_still_named(channel: grpc.Channel) -> None:
+    """gRPC takes 16 kB of status; more would reach the caller as an error of the transport."""
+    message = request()
+    message.policy = "ü" * 100_000
+    with pytest.raises(grpc.RpcError) as caught:
+        SchedulerServiceStub(channel).Decide(message, timeout=LONG_SECONDS)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert str(caught.value.details()).startswith("policy = üüü")
+
+
 def test_oversized_request_is_refused_alone(channel: grpc.Channel) -> None:
     message = request()
     message.profile = "x" * 5_000_000

@@ -12,6 +12,7 @@ from engine_adapter.simulated.outcome import Outcome
 from evaluation.sidecar_process import SidecarProcess
 from slidingserve.contract.values import (
     BatchAllocation,
+    EngineInfo,
     ErrorReason,
     OpenSession,
     ResyncRequired,
@@ -106,6 +107,16 @@ def test_a_session_that_was_refused_can_open_on_the_same_stream(channel: grpc.Ch
             assert answer.reason is reason
             assert answer.remedy
         assert isinstance(stream.ask(OPEN), SessionOpened)
+
+
+def test_log_lines_name_the_engine(sidecar: SidecarProcess, channel: grpc.Channel) -> None:
+    engine = EngineInfo("vllm", instance="pod-7", model="m" * 10_000)
+    with RawStream(channel) as stream:
+        stream.ask(OpenSession(LIMITS, engine=engine))
+        stream.ask(step(7))
+        wait_until(lambda: "instance=pod-7" in sidecar.log, "the log names the engine")
+    lines = [line for line in sidecar.log.splitlines() if "instance=pod-7" in line]
+    assert all("engine=vllm" in line and len(line) < 1000 for line in lines)
 
 
 def test_answers_tell_where_the_time_went(channel: grpc.Channel) -> None:

@@ -1,8 +1,8 @@
 """The codec between the contract's values and protobuf: pure functions, both directions for every message.
 
-``encode_*`` makes a new message and ``write_*`` fills one in place (a journal entry's, for example). ``decode_*`` makes
-a value. Encoding refuses what the wire type cannot hold with `ContractError`; decoding accepts every well-formed
-message, because whether the values make sense is for the session to judge.
+``encode_*`` makes a message, ``decode_*`` a value. Encoding refuses what the wire type cannot hold with
+`ContractError`; decoding accepts every well-formed message, because whether the values make sense is for the session to
+judge.
 """
 
 from slidingserve.contract.codec.decode import (
@@ -16,8 +16,6 @@ from slidingserve.contract.codec.encode import (
     encode_decide_response,
     encode_request,
     encode_response,
-    write_request,
-    write_response,
 )
 from slidingserve.contract.codec.errors import ContractError
 
@@ -31,6 +29,4 @@ __all__ = [
     "encode_decide_response",
     "encode_request",
     "encode_response",
-    "write_request",
-    "write_response",
 ]

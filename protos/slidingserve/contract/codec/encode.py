@@ -36,19 +36,6 @@ from slidingserve.scheduler.v1 import scheduler_pb2 as pb
 def encode_request(value: Request) -> pb.ScheduleRequest:
     """Returns the stream message for a request; raises `ContractError`."""
     message = pb.ScheduleRequest()
-    write_request(message, value)
-    return message
-
-
-def encode_response(value: Response) -> pb.ScheduleResponse:
-    """Returns the stream message for an answer; raises `ContractError`."""
-    message = pb.ScheduleResponse()
-    write_response(message, value)
-    return message
-
-
-def write_request(message: pb.ScheduleRequest, value: Request) -> None:
-    """Fills an empty message; raises `ContractError` and leaves the message half filled."""
     try:
         if isinstance(value, Step):
             _step(message.step, value)
@@ -58,10 +45,12 @@ def write_request(message: pb.ScheduleRequest, value: Request) -> None:
             _open_session(message.open_session, value)
     except UNFIT as error:
         raise explain(value, error) from error
+    return message
 
 
-def write_response(message: pb.ScheduleResponse, value: Response) -> None:
-    """Fills an empty message; raises `ContractError` and leaves the message half filled."""
+def encode_response(value: Response) -> pb.ScheduleResponse:
+    """Returns the stream message for an answer; raises `ContractError`."""
+    message = pb.ScheduleResponse()
     try:
         if isinstance(value, BatchAllocation):
             _batch_allocation(message.batch_allocation, value)
@@ -73,6 +62,7 @@ def write_response(message: pb.ScheduleResponse, value: Response) -> None:
             _session_opened(message.session_opened, value)
     except UNFIT as error:
         raise explain(value, error) from error
+    return message
 
 
 def encode_decide_request(session: OpenSession, snapshot: Snapshot) -> pb.DecideRequest:
