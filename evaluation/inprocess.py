@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 
 from sidecar.session.machine import Session, SessionDefaults
@@ -26,12 +25,10 @@ class InProcessSource:
 
     Attributes:
         session: the session, for tests that compare its mirror with the engine.
-        decision_seconds: time in the decision core, one entry per decision.
     """
 
     def __init__(self, defaults: SessionDefaults | None = None) -> None:
         self.session = Session("in-process", defaults)
-        self.decision_seconds = array("d")
         self._epoch = 0
 
     def open(self, message: OpenSession) -> SessionOpened:
@@ -60,8 +57,6 @@ class InProcessSource:
             answer = self.session.handle(full._replace(iteration=full.iteration._replace(epoch=self._epoch)))
         if not isinstance(answer, BatchAllocation):
             raise DecisionRefused(answer.message if isinstance(answer, SessionError) else str(answer))
-        if answer.phase_timings is not None:
-            self.decision_seconds.append(answer.phase_timings.core_seconds)
         return answer
 
     def close(self) -> None:

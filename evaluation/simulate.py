@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from engine_adapter.client import ClientSettings, SchedulerClient
 from engine_adapter.simulated.engine import SimulatedEngine
 from engine_adapter.simulated.outcome import Outcome
@@ -128,9 +126,9 @@ class _Opened:
 @contextmanager
 def _opened(opening: OpenSession, sidecar: SidecarProcess | None) -> Iterator[_Opened]:
     if sidecar is None:
-        core = InProcessSource()
+        core = RecordingSource(InProcessSource())
         core.open(opening)
-        yield _Opened(core, lambda: None, lambda: np.array(core.decision_seconds), lambda: None)
+        yield _Opened(core, lambda: None, core.decision_seconds, lambda: None)
         return
     client = SchedulerClient(ClientSettings(sidecar.address, deadline_seconds=None))
     recorder = RecordingSource(client)

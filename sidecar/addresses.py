@@ -29,6 +29,12 @@ def check_listenable(address: str) -> None:
         _check_socket(address, path)
 
 
+def is_reachable_from_outside(address: str) -> bool:
+    """Says whether other machines may reach an address: TCP, and not loopback."""
+    host = address.rpartition(":")[0].strip("[]")
+    return not address.startswith("unix:") and host not in ("localhost", "::1") and not host.startswith("127.")
+
+
 def _socket_path(address: str) -> Path | None:
     return Path(address.removeprefix("unix:").removeprefix("//")) if address.startswith("unix:") else None
 

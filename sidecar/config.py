@@ -51,7 +51,7 @@ class SidecarSettings(BaseSettings):
     listen: Annotated[str, AfterValidator(_address)] = Field(
         DEFAULT_SOCKET,
         description="Where engines connect: unix:/path or host:port. A Unix socket needs no port and no TLS: who may "
-        "open the file may connect.",
+        "open the file may connect (in production, a folder of its own). TCP is plain text.",
     )
     health_listen: Annotated[str, AfterValidator(_optional_address)] = Field(
         "",

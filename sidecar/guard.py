@@ -28,7 +28,7 @@ def enforce_limits(
     free_blocks: int,
     may_admit: bool,
     budget: int,
-    seats: int,
+    max_sequences: int,
     block_tokens: int,
 ) -> tuple[int, int, int]:
     """Cuts the plan to what is allowed, in place, and writes it as handles.
@@ -38,14 +38,14 @@ def enforce_limits(
     """
     changed = 0
     kept_victims = 0
-    seated = bounds[RUNNING_COUNT]
+    live = bounds[RUNNING_COUNT]
     for position in range(victim_count):
         slot = victims[position]
         if not 0 <= slot < len(requests) or requests[slot].state != RUNNING or requests[slot].stamp == stamp:
             changed += 1
             continue
         requests[slot].stamp = stamp
-        seated -= 1
+        live -= 1
         free_blocks += requests[slot].blocks
         victims[kept_victims] = slot
         victim_handles[kept_victims] = requests[slot].handle
@@ -57,7 +57,7 @@ def enforce_limits(
         allowed = 0
         if 0 <= slot < len(requests) and requests[slot].stamp != stamp:
             state = requests[slot].state
-            if state == RUNNING or (state == WAITING and may_admit and seated < seats):
+            if state == RUNNING or (state == WAITING and may_admit and live < max_sequences):
                 allowed = min(asked, remaining_tokens(requests, slot), budget)
                 wanted = extra_blocks(requests[slot].computed + allowed, requests[slot].blocks, block_tokens)
                 if allowed > 0 and wanted > free_blocks:
@@ -69,7 +69,7 @@ def enforce_limits(
                     free_blocks -= wanted
                     budget -= allowed
                     if state == WAITING:
-                        seated += 1
+                        live += 1
         if allowed <= 0 or allowed != asked:
             changed += 1
         if allowed > 0:

@@ -126,7 +126,7 @@ class Queues:
         assert count > 0
         while len(self._free) < count:
             self._grow()
-        slots = self._free[-count:]
+        slots = self._free[: -count - 1 : -1]
         del self._free[-count:]
         handles: list[int] = rows["handle"].tolist()
         self._slot_of.update(zip(handles, slots, strict=True))

@@ -15,21 +15,14 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from sidecar.addresses import AddressError, check_listenable
+from sidecar.addresses import AddressError, check_listenable, is_reachable_from_outside
 from sidecar.config import SidecarSettings
 from sidecar.logs import configure_logs, logger
 from sidecar.services.scheduler import SchedulerService
-from sidecar.session.machine import Session, SessionDefaults
+from sidecar.session.machine import SessionDefaults
+from sidecar.warming import PolicyCannotDecide, warm_up
 from slidingserve import __version__
-from slidingserve.contract.values import (
-    EngineLimits,
-    IterationState,
-    OpenSession,
-    Request,
-    RequestColumns,
-    SessionError,
-    Step,
-)
+from slidingserve.jit import kernels_are_kept
 from slidingserve.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 SCHEDULER_SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
@@ -77,12 +70,22 @@ class Sidecar:
             if settings.health_listen:
                 await self._serve(settings.health_listen, schedule=False)
             # In a thread, so that liveness is answered meanwhile.
-            await asyncio.to_thread(warm_up, settings.session_defaults())
+            await asyncio.to_thread(_warm_up_default, settings.session_defaults())
             self.address = await self._serve(settings.listen, schedule=True)
         except ServeError:
             await self._stop(0.0)
             raise
         await self._set_readiness(health_pb2.HealthCheckResponse.SERVING)
+        if not kernels_are_kept():
+            logger().warning(
+                "compiled kernels cannot be kept: each start takes seconds longer; point NUMBA_CACHE_DIR at a folder "
+                "that can be written to"
+            )
+        if is_reachable_from_outside(self.address):
+            logger().warning(
+                "anybody who reaches this address may ask, there is no TLS yet; prefer a Unix socket or loopback",
+                listen=self.address,
+            )
         logger().info("serving", listen=self.address, policy=settings.policy, version=__version__)
 
     async def drain(self) -> None:
@@ -118,7 +121,7 @@ class Sidecar:
                 ("grpc.so_reuseport", 0),
                 # Clients ping each 10 s; gRPC's own limit of 5 minutes would cut them off.
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
-                # An engine whose machine vanished gives its seat back within a minute, not within gRPC's 2 hours.
+                # The session of an engine whose machine vanished ends within a minute, not within gRPC's 2 hours.
                 ("grpc.keepalive_time_ms", 40_000),
                 ("grpc.keepalive_timeout_ms", 20_000),
             ]
@@ -139,27 +142,11 @@ class Sidecar:
         return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
 
 
-def warm_up(defaults: SessionDefaults) -> None:
-    """Compiles every kernel that the default policy needs (seconds when cold, milliseconds from the cache).
-
-    Raises:
-        ServeError: the policy cannot decide.
-    """
-    import numpy as np
-
-    session = Session("warm-up", defaults)
-    messages: tuple[Request, ...] = (
-        OpenSession(EngineLimits(2048, 256, 10000, 16)),
-        Step(
-            IterationState(0, 0, 0.0, 10000),
-            arrived=RequestColumns(np.arange(2), np.zeros(2), np.array([16, 32])),
-        ),
-        Step(IterationState(0, 1, 0.1, 9000, 0.1), finished_handles=np.array([0])),
-    )
-    for message in messages:
-        answer = session.handle(message)
-        if isinstance(answer, SessionError):
-            raise ServeError(f"policy {defaults.policy!r} cannot decide: {answer.message}")
+def _warm_up_default(defaults: SessionDefaults) -> None:
+    try:
+        warm_up(defaults)
+    except PolicyCannotDecide as error:
+        raise ServeError(str(error)) from error
 
 
 def run(settings: SidecarSettings) -> None:

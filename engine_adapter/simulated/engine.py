@@ -61,7 +61,7 @@ class SimulatedEngine:
 
     Args:
         feed: the requests.
-        limits: budget, seats, KV blocks.
+        limits: token budget, sequences, KV blocks.
         timer: how long a batch takes.
         source: who decides; None: the engine's own policy. It must be open.
         cpu_seconds_per_iteration: added to every iteration.

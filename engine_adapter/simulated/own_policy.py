@@ -16,7 +16,7 @@ def schedule_own(
     waiting: Ints,
     counts: Ints,
     budget: int,
-    seats: int,
+    max_sequences: int,
     block_tokens: int,
     *,
     reserve_full_prompt: bool = True,
@@ -52,7 +52,7 @@ def schedule_own(
     if victims:
         return batch, victims
     for row in waiting[counts[WAITING_START] : counts[WAITING_STOP]].tolist():
-        if budget <= 0 or len(live) >= seats:
+        if budget <= 0 or len(live) >= max_sequences:
             break
         tokens = min(missing(row), budget)
         if needed(row, tokens) > free or (reserve_full_prompt and needed(row, missing(row)) > free):

@@ -83,7 +83,7 @@ def load_batch(
     victims: Ints,
     batch_number: int,
     budget: int,
-    seats: int,
+    max_sequences: int,
     block_tokens: int,
     rows: Ints,
     chunk: Ints,
@@ -123,7 +123,7 @@ def load_batch(
         given = 0
         if 0 <= row < len(requests) and requests[row].batch != batch_number:
             state = requests[row].state
-            if state == RUNNING or (state == WAITING and counts[RUNNING_COUNT] < seats):
+            if state == RUNNING or (state == WAITING and counts[RUNNING_COUNT] < max_sequences):
                 given = min(asked, missing_tokens(requests, row), budget)
                 total = requests[row].computed + given
                 extra = 0

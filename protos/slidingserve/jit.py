@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 
+_KEEP_SECONDS = 30 * 24 * 3600
 _PACKAGES = ("slidingserve", "sidecar", "predictor", "engine_adapter", "evaluation")
 
 P = ParamSpec("P")
@@ -52,10 +55,29 @@ def _prepare_cache() -> bool:
     except OSError:
         return False
     setattr(numba.config, "CACHE_DIR", str(folder))  # noqa: B010 - numba fills this module at import
-    return os.access(folder, os.W_OK)
+    if not os.access(folder, os.W_OK):
+        return False
+    _remove_old(folder)
+    return True
+
+
+def _remove_old(current: Path) -> None:
+    """Removes caches of other versions that nobody has used for a month, and marks ours as used."""
+    try:
+        os.utime(current)
+        for folder in current.parent.glob("kernels-*"):
+            if time.time() - folder.stat().st_mtime > _KEEP_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        pass  # another process is at it
 
 
 _CACHE = _prepare_cache()
+
+
+def kernels_are_kept() -> bool:
+    """Says whether compiled kernels are kept on disk; if not, each process compiles anew."""
+    return _CACHE
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:

@@ -100,7 +100,7 @@ def simulate(
     ] = "rtx3090-tp2",
     seed: Annotated[int, typer.Option(help="Seed of arrivals and lengths.")] = 0,
     floor_ms: Annotated[
-        float, typer.Option(help="Added to each relative TTFT SLO: what tokenizer, HTTP and network take, ms.")
+        float, typer.Option(help="Added to each TTFT SLO of a --workload: what tokenizer, HTTP and network take, ms.")
     ] = 200.0,
     ttft_ms: Annotated[float | None, typer.Option(help="TTFT SLO for every request instead, ms.")] = None,
     tbt_ms: Annotated[float | None, typer.Option(help="TBT SLO for every request instead, ms.")] = None,

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import typer
 
-from sidecar.policies.registry import registrations
+from sidecar.policies.registry import broken_packages, registrations
 
 
 def policies() -> None:
@@ -15,3 +15,5 @@ def policies() -> None:
         typer.echo(f"{entry.name}: {entry.summary}")
         for parameter in fields(entry.parameters):
             typer.echo(f"    {parameter.name} = {parameter.default}")
+    for name, why in broken_packages().items():
+        typer.echo(f"{name}: {why}", err=True)

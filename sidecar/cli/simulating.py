@@ -18,12 +18,16 @@ def simulate(options: dict[str, Any]) -> None:
     """Runs the simulation with progress on stderr; prints the table, or JSON."""
     quiet_grpc()
     from engine_adapter.client import ClientError
+    from engine_adapter.simulated.profiles import ProfileError
     from evaluation.inprocess import DecisionRefused
     from evaluation.results import to_json
     from evaluation.screen import render
     from evaluation.sidecar_process import SidecarFailed
     from evaluation.simulate import NoDecision
     from evaluation.simulate import simulate as run
+    from evaluation.traces import TraceError
+    from evaluation.workloads import WorkloadError
+    from sidecar.policies.registry import PolicyParameterError, PolicySpecError, UnknownPolicyError, UnknownProfileError
 
     file: Path | None = options["json_file"]
     to_stdout = str(file) == "-"
@@ -33,7 +37,11 @@ def simulate(options: dict[str, Any]) -> None:
         request = _request(options)
         with _Progress() as progress:
             results = run(request, progress.update)
-    except (ValueError, LookupError, ClientError, SidecarFailed, NoDecision, DecisionRefused) as error:
+    except (
+        *(ProfileError, WorkloadError, TraceError),
+        *(PolicySpecError, PolicyParameterError, UnknownPolicyError, UnknownProfileError),
+        *(ClientError, SidecarFailed, NoDecision, DecisionRefused),
+    ) as error:
         fail(str(error))
     text = json.dumps(to_json(results), indent=2)
     if to_stdout:
@@ -66,7 +74,7 @@ def _request(options: dict[str, Any]) -> Any:
 
     known = get_args(Transport)
     if options["transport"] not in known:
-        raise ValueError(f"--transport {options['transport']}: give one of {', '.join(known)}")
+        fail(f"--transport {options['transport']}: give one of {', '.join(known)}")
     trace = options["trace"]
     return SimulationRequest(
         policies=tuple(options["policy"] or ("vllm",)),

@@ -79,9 +79,24 @@ def registrations() -> list[Registration]:
     """Returns all installed policies, sorted by name."""
     for module in BUILT_IN.values():
         importlib.import_module(module)
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
-        entry.load()
+    _load_entry_points()
     return [_REGISTERED[name] for name in sorted(_REGISTERED)]
+
+
+def broken_packages() -> dict[str, str]:
+    """Returns the policies of other packages that cannot be loaded, and why."""
+    return _load_entry_points()
+
+
+def _load_entry_points() -> dict[str, str]:
+    """Imports what other packages name; one that fails takes no other along."""
+    broken: dict[str, str] = {}
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            entry.load()
+        except Exception as error:
+            broken[entry.name] = f"{entry.value} cannot be imported: {error!r}"
+    return broken
 
 
 def find(name: str) -> Registration:
@@ -95,7 +110,10 @@ def find(name: str) -> Registration:
     if name not in _REGISTERED:
         known = ", ".join(entry.name for entry in registrations())
         if name not in _REGISTERED:
-            raise UnknownPolicyError(f"unknown policy {name!r}; use one of: {known}")
+            why = _load_entry_points().get(name)
+            raise UnknownPolicyError(
+                f"policy {name!r}: {why}" if why else f"unknown policy {name!r}; use one of: {known}"
+            )
     return _REGISTERED[name]
 
 
@@ -110,21 +128,25 @@ def build(name: str, parameters: Mapping[str, str], context: PolicyContext) -> P
     return registration.factory(parse_parameters(name, registration.parameters, parameters), context)
 
 
+class PolicySpecError(ValueError):
+    """A text that is not ``name`` or ``name:key=value,key=value``."""
+
+
 def parse_spec(text: str) -> tuple[str, dict[str, str]]:
     """Splits ``name`` or ``name:key=value,key=value`` into the name and its parameters.
 
     Raises:
-        ValueError: the text has another form.
+        PolicySpecError: the text has another form.
     """
     name, _, rest = text.partition(":")
     parameters: dict[str, str] = {}
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if not key or not equals:
-            raise ValueError(f"policy {text!r}: {part!r} is not key=value; write name:key=value,key=value")
+            raise PolicySpecError(f"policy {text!r}: {part!r} is not key=value; write name:key=value,key=value")
         parameters[key.strip()] = value.strip()
     if not name:
-        raise ValueError(f"policy {text!r}: the name is missing; write name:key=value,key=value")
+        raise PolicySpecError(f"policy {text!r}: the name is missing; write name:key=value,key=value")
     return name, parameters
 
 

@@ -5,9 +5,9 @@ decoding's placeholders, encoders and connectors. In order:
 
 1. Running requests in queue order get what they miss, up to the budget that is left. If KV blocks run out, the LAST
    running request is preempted, again and again, until the block fits or the request itself was the last.
-2. Only if nobody was preempted: waiting requests from the head, while budget and seats last; the first that does not
-   fit into the free blocks ends the admission. With ``reserve_full_prompt`` (vLLM: ``scheduler_reserve_full_isl``) the
-   whole prompt has to fit, not just its first chunk.
+2. Only if nobody was preempted: waiting requests from the head, while budget and sequence limit last; the first that
+   does not fit into the free blocks ends the admission. With ``reserve_full_prompt`` (vLLM:
+   ``scheduler_reserve_full_isl``) the whole prompt has to fit, not just its first chunk.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class VllmPolicy:
 
     def __init__(self, parameters: VllmParameters, context: PolicyContext) -> None:
         limits = context.limits
-        self._seats = min(parameters.max_sequences or limits.max_sequences, limits.max_sequences)
+        self._max_sequences = min(parameters.max_sequences or limits.max_sequences, limits.max_sequences)
         budget = min(parameters.max_tokens or limits.max_tokens_per_iteration, limits.max_tokens_per_iteration)
         longest = min(parameters.long_prefill_tokens, budget)
         self._settings = (budget, limits.kv_block_tokens, longest, parameters.reserve_full_prompt)
@@ -76,7 +76,7 @@ class VllmPolicy:
             plan.entries,
             plan.victims,
             iteration.free_kv_blocks,
-            self._seats if iteration.may_admit else 0,
+            self._max_sequences if iteration.may_admit else 0,
             *self._settings,
         )
 
@@ -90,7 +90,7 @@ def schedule_first_come_first_served(
     entries: Table,
     victims: Ints,
     free_blocks: int,
-    seats: int,
+    max_sequences: int,
     budget: int,
     block_tokens: int,
     long_prefill_tokens: int,
@@ -123,9 +123,9 @@ def schedule_first_come_first_served(
         position += 1
     if victim_count > 0:
         return count, victim_count
-    seats -= last
+    room = max_sequences - last
     position = bounds[WAITING_START]
-    while position < bounds[WAITING_STOP] and budget > 0 and seats > 0:
+    while position < bounds[WAITING_STOP] and budget > 0 and room > 0:
         slot = waiting[position]
         missing = requests[slot].target - requests[slot].computed
         tokens = min(missing, budget)
@@ -138,7 +138,7 @@ def schedule_first_come_first_served(
             break
         free_blocks -= wanted
         budget -= tokens
-        seats -= 1
+        room -= 1
         entries[count].slot = slot
         entries[count].tokens = tokens
         count += 1

@@ -12,6 +12,7 @@ import itertools
 import os
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +25,8 @@ from sidecar.answering import answer_request
 from sidecar.journal import JournalWriter
 from sidecar.logs import logger
 from sidecar.session.machine import Session, SessionDefaults, one_decision
-from sidecar.session.refusal import Refusal
+from sidecar.session.refusal import Refusal, shortened
+from sidecar.warming import PolicyCannotDecide, warm_up
 from slidingserve.contract.codec import decode_decide_request, encode_decide_response, encode_response
 from slidingserve.contract.values import (
     BatchAllocation,
@@ -38,7 +40,7 @@ from slidingserve.scheduler.v1 import scheduler_pb2 as pb
 from slidingserve.scheduler.v1 import scheduler_pb2_grpc
 
 ERROR_DOMAIN = "slidingserve.dev"
-LONGEST_DETAIL = 500  # characters of a field, a value or a remedy: gRPC drops a status of more than 16 kB altogether
+FIRST_MESSAGE_SECONDS = 30.0
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -55,6 +57,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._sessions: set[Session] = set()
         self._numbers = itertools.count(1)
         self._draining = False
+        self._warm = {defaults.policy}
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -91,7 +94,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._idle.clear()
         answer: Response | None = None
         try:
-            async for request in request_iterator:
+            async for request in _with_first_in_time(request_iterator):
+                await self._warm_up(request.open_session)
                 answer, message = answer_request(session, request)
                 yield message
                 if journal is not None and not _recorded(journal, request, answer, log):
@@ -129,6 +133,20 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             logger().exception("no decision")
             await _abort(context, Refusal(ErrorReason.INTERNAL, "", "", f"the sidecar failed ({error!r}); report it"))
 
+    async def _warm_up(self, message: pb.OpenSession) -> None:
+        """Compiles a policy that was not asked for before, in a thread: other engines do not wait for it."""
+        if not message.policy or message.policy in self._warm:
+            return
+        defaults = replace(
+            self._defaults,
+            policy=message.policy,
+            policy_parameters=dict(message.policy_parameters),
+            profile=message.profile or self._defaults.profile,
+        )
+        with contextlib.suppress(PolicyCannotDecide):  # the session will be refused, with the reason
+            await asyncio.to_thread(warm_up, defaults)
+            self._warm.add(message.policy)
+
     def _no_room(self) -> SessionError:
         if self._draining:
             remedy = "this sidecar is going away; connect again, to the next one"
@@ -142,10 +160,24 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         path = self._journal_dir / f"{stamp}-{os.getpid()}-{session}.journal"
         try:
-            return JournalWriter(path.open("xb"), session, self._defaults)
+            return JournalWriter(open(path, "xb", opener=_for_owner_only), session, self._defaults)
         except OSError as error:
             logger().warning("the session is not recorded", file=str(path), error=str(error))
             return None
+
+
+async def _with_first_in_time(requests: AsyncIterator[pb.ScheduleRequest]) -> AsyncIterator[pb.ScheduleRequest]:
+    """Yields the requests; ends if the first does not come in time, so that silent peers keep nobody out."""
+    try:
+        async with asyncio.timeout(FIRST_MESSAGE_SECONDS):
+            first = await anext(requests, None)
+    except TimeoutError:
+        return
+    if first is None:
+        return
+    yield first
+    async for request in requests:
+        yield request
 
 
 def _recorded(journal: JournalWriter, request: pb.ScheduleRequest, answer: Response, log: Any) -> bool:
@@ -159,10 +191,14 @@ def _recorded(journal: JournalWriter, request: pb.ScheduleRequest, answer: Respo
     return True
 
 
+def _for_owner_only(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def _engine_names(engine: pb.EngineInfo) -> dict[str, str]:
     """Returns what tells one engine's log lines from another's: behind a Unix socket all peers look alike."""
     names = {"engine": engine.name, "instance": engine.instance, "model": engine.model}
-    return {key: _shortened(name) for key, name in names.items() if name}
+    return {key: shortened(name) for key, name in names.items() if name}
 
 
 def _log_answer(log: Any, session: Session, answer: Response) -> None:
@@ -181,7 +217,7 @@ async def _abort(context: grpc.aio.ServicerContext[pb.DecideRequest, pb.DecideRe
     internal = refusal.reason is ErrorReason.INTERNAL
     # The core names the fields of a session's messages; those of OpenSession are DecideRequest's own.
     field = refusal.field.removeprefix("open_session.")
-    refusal = Refusal(refusal.reason, *(_shortened(text) for text in (field, refusal.value, refusal.remedy)))
+    refusal = Refusal(refusal.reason, field, refusal.value, refusal.remedy)
     detail = any_pb2.Any()
     detail.Pack(
         error_details_pb2.ErrorInfo(
@@ -195,7 +231,3 @@ async def _abort(context: grpc.aio.ServicerContext[pb.DecideRequest, pb.DecideRe
     )
     await context.abort_with_status(rpc_status.to_status(status))
     raise AssertionError("abort raises")
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST_DETAIL else f"{text[:LONGEST_DETAIL]}..."

@@ -31,6 +31,8 @@ from slidingserve.contract.values import (
 
 LARGEST_SECONDS = 1e12  # clocks that count from 1970 are welcome
 LARGEST_HANDLE = 2**32 - 1
+LARGEST_NUMBER = 2**63 - 1  # of an epoch or a step, so that the next one fits too
+MOST_NAMES = 65536  # of classes, and of tenants, in one session
 LARGEST_COUNT = 2**32 - 1  # tokens or indices in a column
 LARGEST_LIMIT = 2**40  # so that no sum or product of limits leaves 64 bits
 
@@ -98,6 +100,16 @@ def check_iteration(iteration: IterationState, path: str, limits: EngineLimits, 
             raise _invalid(f"{path}.{name}", value, "give finite seconds, or 0 for unknown")
     known = ", ".join(f"{state.value} ({state.name})" for state in PauseState)
     raise _invalid(f"{path}.pause_state", iteration.pause_state, f"give one of {known}")
+
+
+def check_numbers(iteration: IterationState, path: str, last_epoch: int) -> None:
+    """Checks the numbers that a snapshot brings; an epoch is larger than any before."""
+    if not last_epoch < iteration.epoch <= LARGEST_NUMBER:
+        raise _invalid(
+            f"{path}.epoch", iteration.epoch, f"a snapshot starts a new epoch; give a number above {last_epoch}"
+        )
+    if not 0 <= iteration.step <= LARGEST_NUMBER:
+        raise _invalid(f"{path}.step", iteration.step, f"give a number of at most {LARGEST_NUMBER}")
 
 
 def check_requests(columns: RequestColumns, path: str, limits: EngineLimits) -> None:
@@ -183,6 +195,11 @@ def check_names(columns: RequestColumns, path: str, classes: int, tenants: int) 
         ("class_index", classes + len(columns.class_names)),
         ("tenant_index", tenants + len(columns.tenant_names)),
     ):
+        if known > MOST_NAMES:
+            field = f"{path}.{name.removesuffix('_index')}_names"
+            raise _invalid(
+                field, f"{known} names", f"a session takes {MOST_NAMES}; send each name once, when first used"
+            )
         column = getattr(columns, name)
         if len(column) and column.max() >= known:
             row = int(column.argmax())

@@ -197,13 +197,7 @@ class Session:
     def _restore(self, message: Snapshot) -> BatchAllocation:
         iteration = message.iteration
         started = self._clock()
-        if iteration.epoch <= self._epoch:
-            raise Refusal(
-                ErrorReason.INVALID_FIELD,
-                "snapshot.iteration.epoch",
-                iteration.epoch,
-                f"a snapshot starts a new epoch; give a number above {self._epoch}",
-            )
+        checks.check_numbers(iteration, "snapshot.iteration", self._epoch)
         checks.check_iteration(iteration, "snapshot.iteration", self._limits, 0.0)
         self._mirror.restore(message)
         self._epoch = iteration.epoch

@@ -108,8 +108,9 @@ class Mirror:
 
     def _new_rows(self, columns: RequestColumns) -> Table:
         longest = self._limits.max_model_tokens or 2**31
-        rows = self._filler.fill(columns, self._last_handle, longest, self._name_counts(columns))
-        if rows is None or len(columns.request_ids) not in (0, len(rows)):
+        names = self._name_counts(columns)
+        rows = self._filler.fill(columns, self._last_handle, longest, names)
+        if rows is None or max(names) > checks.MOST_NAMES or len(columns.request_ids) not in (0, len(rows)):
             checks.check_arrivals(columns, "step.arrived", self._limits, self._last_handle)
             checks.check_names(columns, "step.arrived", len(self.class_names), len(self.tenant_names))
             raise Refusal(ErrorReason.INVALID_FIELD, "step.arrived", "rows", "a column is out of its range")

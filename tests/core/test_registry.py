@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from typing import Any, Optional
 
 import pytest
@@ -144,3 +145,14 @@ def test_spec(text: str, expected: tuple[str, dict[str, str]]) -> None:
 def test_wrong_spec(text: str) -> None:
     with pytest.raises(ValueError, match="write name:key=value"):
         registry.parse_spec(text)
+
+
+def test_a_package_that_cannot_be_imported_takes_no_other_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("theirs", "no.such.module", registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [broken])
+    assert "vllm" in [entry.name for entry in registry.registrations()]
+    assert list(registry.broken_packages()) == ["theirs"]
+    with pytest.raises(registry.UnknownPolicyError, match=r"policy 'theirs': no\.such\.module cannot be imported"):
+        registry.find("theirs")
+    with pytest.raises(registry.UnknownPolicyError, match=r"unknown policy 'other'; use one of: .*vllm"):
+        registry.find("other")

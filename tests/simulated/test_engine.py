@@ -189,7 +189,7 @@ def test_steps_tell_only_what_changed() -> None:
     assert clock == sorted(clock)
     assert listener.steps[0].iteration.last_iteration_seconds == 0.0
     assert all(step.iteration.last_iteration_seconds > 0.0 for step in listener.steps[1:])
-    assert len(listener.decision_seconds) == outcome.iterations
+    assert len(listener.answers) == outcome.iterations
 
 
 @pytest.mark.parametrize("mode", [Mode.OFF, Mode.SHADOW])
