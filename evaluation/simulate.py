@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from engine_adapter.client import ClientSettings, SchedulerClient
 from engine_adapter.simulated.engine import SimulatedEngine
 from engine_adapter.simulated.outcome import Outcome
@@ -25,6 +27,8 @@ from evaluation.traces import read_trace, trace_workload
 from evaluation.workloads import Workload, solo_ttft, synthetic_workload
 from sidecar.policies import registry
 from sidecar.policies.base import PolicyContext
+from sidecar.session.machine import SessionDefaults
+from sidecar.warming import warm_up
 from slidingserve.contract.values import EngineInfo, EngineLimits, Floats, Ints, OpenSession
 
 Transport = Literal["grpc", "inprocess"]
@@ -73,6 +77,7 @@ def simulate(request: SimulationRequest, progress: Progress = lambda policy, don
         registry.build(name, parameters, PolicyContext(limits, profile.name))
     sidecar = SidecarProcess() if request.transport == "grpc" else None  # comes up while the requests are made
     with sidecar or nullcontext():
+        warm_up_engine(profile)
         workload = make_workload(request, profile)
         return [_run(request, text, workload, profile, sidecar, progress) for text in request.policies]
 
@@ -82,6 +87,13 @@ def engine_limits(profile: HardwareProfile) -> EngineLimits:
     return EngineLimits(
         profile.max_tokens_per_iteration, profile.max_sequences, profile.kv_blocks, profile.kv_block_tokens
     )
+
+
+def warm_up_engine(profile: HardwareProfile) -> None:
+    """Compiles the simulated engine's kernels, so that no run's time holds it."""
+    one, seconds, tokens = np.ones(1), np.zeros(1), np.ones(1, np.int64)
+    workload = Workload("warm-up", seconds, tokens, 2 * tokens, one, one, seconds, 0 * tokens, (), 0.0)
+    SimulatedEngine(workload, engine_limits(profile), ProfileTimer(profile)).run()
 
 
 def make_workload(request: SimulationRequest, profile: HardwareProfile) -> Workload:
@@ -126,6 +138,7 @@ class _Opened:
 @contextmanager
 def _opened(opening: OpenSession, sidecar: SidecarProcess | None) -> Iterator[_Opened]:
     if sidecar is None:
+        warm_up(SessionDefaults(opening.policy, dict(opening.policy_parameters), profile=opening.profile))
         core = RecordingSource(InProcessSource())
         core.open(opening)
         yield _Opened(core, lambda: None, core.decision_seconds, lambda: None)

@@ -176,10 +176,14 @@ def make_room(waiting: Ints, bounds: Ints, before: int, behind: int) -> None:
     if before <= start and stop + behind <= len(waiting):
         return
     middle = len(waiting) // 3
-    order = waiting[start:stop].copy()
-    waiting[middle : middle + len(order)] = order
+    count = stop - start
+    for position in range(count):  # numba takes seconds to compile a slice assignment
+        if middle > start:  # move the last first, so that nothing is written over before it is read
+            waiting[middle + count - 1 - position] = waiting[stop - 1 - position]
+        else:
+            waiting[middle + position] = waiting[start + position]
     bounds[WAITING_START] = middle
-    bounds[WAITING_STOP] = middle + len(order)
+    bounds[WAITING_STOP] = middle + count
 
 
 @kernel
