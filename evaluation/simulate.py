@@ -68,7 +68,7 @@ def simulate(request: SimulationRequest, progress: Progress = lambda policy, don
         ProfileError, WorkloadError, TraceError: what they say.
         UnknownPolicyError, PolicyParameterError, ValueError: a policy or its parameters.
         SidecarFailed, ClientError, NoDecision: the sidecar process did not serve, or not to the end.
-        DecisionRefused: as NoDecision, in one process.
+        DecisionRefused, PolicyCannotDecide: as NoDecision, in one process.
     """
     profile = load_profile(request.profile)
     limits = engine_limits(profile)

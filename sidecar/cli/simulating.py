@@ -28,6 +28,7 @@ def simulate(options: dict[str, Any]) -> None:
     from evaluation.traces import TraceError
     from evaluation.workloads import WorkloadError
     from sidecar.policies.registry import PolicyParameterError, PolicySpecError, UnknownPolicyError, UnknownProfileError
+    from sidecar.warming import PolicyCannotDecide
 
     file: Path | None = options["json_file"]
     to_stdout = str(file) == "-"
@@ -40,7 +41,7 @@ def simulate(options: dict[str, Any]) -> None:
     except (
         *(ProfileError, WorkloadError, TraceError),
         *(PolicySpecError, PolicyParameterError, UnknownPolicyError, UnknownProfileError),
-        *(ClientError, SidecarFailed, NoDecision, DecisionRefused),
+        *(ClientError, SidecarFailed, NoDecision, DecisionRefused, PolicyCannotDecide),
     ) as error:
         fail(str(error))
     text = json.dumps(to_json(results), indent=2)
