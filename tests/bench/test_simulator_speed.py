@@ -14,7 +14,7 @@ from engine_adapter.simulated.profiles import load_profile
 from engine_adapter.simulated.timing import ProfileTimer
 from evaluation.inprocess import InProcessSource
 from slidingserve.contract.values import EngineLimits, OpenSession
-from tests.bench.feeds import steady_feed
+from tests.bench.feeds import decoding_feed, steady_feed
 
 pytestmark = pytest.mark.bench
 ITERATIONS = 2000
@@ -22,12 +22,15 @@ ROUNDS = 5
 
 
 @pytest.mark.parametrize("live", [10, 100, 256, 1000])
-def test_iterations(benchmark: Any, live: int) -> None:
-    limits = EngineLimits(4096, live, 200 * live, 16)
+@pytest.mark.parametrize("turnover", [True, False], ids=["turnover", "decoding"])
+def test_iterations(benchmark: Any, live: int, turnover: bool) -> None:
+    """With turnover requests come and go (150 output tokens on average); without, the same ones decode all the time."""
+    limits = EngineLimits(4096, live, 1000 * live, 16)
     source = InProcessSource()
     source.open(OpenSession(limits))
     timer = ProfileTimer(load_profile("h100-tp1"))
-    feed = steady_feed(live, (ROUNDS + 2) * ITERATIONS, limits, timer)
+    iterations = (ROUNDS + 2) * ITERATIONS
+    feed = steady_feed(live, iterations, limits, timer) if turnover else decoding_feed(live, iterations)
     engine = SimulatedEngine(feed, limits, timer, source)
 
     def run() -> None:
@@ -38,4 +41,4 @@ def test_iterations(benchmark: Any, live: int) -> None:
     benchmark.pedantic(run, rounds=ROUNDS, iterations=1)
     benchmark.extra_info["iterations_per_second"] = round(ITERATIONS / benchmark.stats.stats.min)
     benchmark.extra_info["live"] = engine.live
-    print(f"\n{live} live: {benchmark.extra_info}")
+    print(f"\n{live} live, turnover {turnover}: {benchmark.extra_info}")
