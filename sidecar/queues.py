@@ -215,24 +215,24 @@ def release_rows(requests: Table, running: Ints, waiting: Ints, bounds: Ints, sl
 
 
 @kernel
+def keep_state(requests: Table, order: Ints, start: int, stop: int, state: int) -> int:
+    """Drops the slots of another state from ``order[start:stop]``; returns the new stop. Linear in the range."""
+    kept = start
+    for position in range(start, stop):
+        slot = order[position]
+        if requests[slot].state == state:
+            order[kept] = slot
+            kept += 1
+    return kept
+
+
+@kernel
 def close_gaps(requests: Table, running: Ints, waiting: Ints, bounds: Ints, in_running: bool, in_waiting: bool) -> None:
     """Drops every slot from a queue that its row no longer belongs to. Linear in the queues named."""
     if in_running:
-        kept = 0
-        for position in range(bounds[RUNNING_COUNT]):
-            slot = running[position]
-            if requests[slot].state == RUNNING:
-                running[kept] = slot
-                kept += 1
-        bounds[RUNNING_COUNT] = kept
+        bounds[RUNNING_COUNT] = keep_state(requests, running, 0, bounds[RUNNING_COUNT], RUNNING)
     if in_waiting:
-        kept = bounds[WAITING_START]
-        for position in range(bounds[WAITING_START], bounds[WAITING_STOP]):
-            slot = waiting[position]
-            if requests[slot].state == WAITING:
-                waiting[kept] = slot
-                kept += 1
-        bounds[WAITING_STOP] = kept
+        bounds[WAITING_STOP] = keep_state(requests, waiting, bounds[WAITING_START], bounds[WAITING_STOP], WAITING)
 
 
 @kernel

@@ -79,17 +79,12 @@ def registrations() -> list[Registration]:
     """Returns all installed policies, sorted by name."""
     for module in BUILT_IN.values():
         importlib.import_module(module)
-    _load_entry_points()
+    broken_packages()  # one that fails takes no other along
     return [_REGISTERED[name] for name in sorted(_REGISTERED)]
 
 
 def broken_packages() -> dict[str, str]:
-    """Returns the policies of other packages that cannot be loaded, and why."""
-    return _load_entry_points()
-
-
-def _load_entry_points() -> dict[str, str]:
-    """Imports what other packages name; one that fails takes no other along."""
+    """Imports what other packages name; returns the policies that cannot be loaded, and why."""
     broken: dict[str, str] = {}
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         try:
@@ -107,14 +102,13 @@ def find(name: str) -> Registration:
     """
     if name in BUILT_IN:
         importlib.import_module(BUILT_IN[name])
-    if name not in _REGISTERED:
-        known = ", ".join(entry.name for entry in registrations())
-        if name not in _REGISTERED:
-            why = _load_entry_points().get(name)
-            raise UnknownPolicyError(
-                f"policy {name!r}: {why}" if why else f"unknown policy {name!r}; use one of: {known}"
-            )
-    return _REGISTERED[name]
+    broken = {} if name in _REGISTERED else broken_packages()
+    if name in _REGISTERED:
+        return _REGISTERED[name]
+    if name in broken:
+        raise UnknownPolicyError(f"policy {name!r}: {broken[name]}")
+    known = ", ".join(entry.name for entry in registrations())
+    raise UnknownPolicyError(f"unknown policy {name!r}; use one of: {known}")
 
 
 def build(name: str, parameters: Mapping[str, str], context: PolicyContext) -> Policy:

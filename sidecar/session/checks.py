@@ -7,14 +7,17 @@ nothing here but its scalars.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sidecar.queues import Queues
+from sidecar.queues import RUNNING, WAITING, Queues
 from sidecar.session.refusal import Refusal
 from slidingserve.contract.values import (
     PROTOCOL_VERSION,
+    AppliedBatch,
     EngineLimits,
     ErrorReason,
     Floats,
@@ -29,7 +32,9 @@ from slidingserve.contract.values import (
     Snapshot,
 )
 
+# `rows` holds new requests against the same numbers.
 LARGEST_SECONDS = 1e12  # clocks that count from 1970 are welcome
+LARGEST_WEIGHT = 1e9
 LARGEST_HANDLE = 2**32 - 1
 LARGEST_NUMBER = 2**63 - 1  # of an epoch or a step, so that the next one fits too
 MOST_NAMES = 65536  # of classes, and of tenants, in one session
@@ -49,8 +54,7 @@ def check_open(message: OpenSession) -> None:
             f"this sidecar speaks version {PROTOCOL_VERSION}; use an adapter and a sidecar of the same major release",
         )
     if not isinstance(message.mode, Mode):
-        known = ", ".join(f"{mode.value} ({mode.name})" for mode in Mode)
-        raise _invalid("open_session.mode", message.mode, f"give one of {known}")
+        raise _not_a_member("open_session.mode", message.mode, Mode)
     check_limits(message.limits, "open_session.limits")
     check_slo_defaults(message.slo_defaults, "open_session.slo_defaults")
 
@@ -71,6 +75,11 @@ def check_slo_defaults(defaults: SloDefaults, path: str) -> None:
             raise _invalid(
                 f"{path}.{name}", getattr(defaults, name), "give seconds above 0, or 0 for the sidecar's default"
             )
+
+
+def longest_prompt(limits: EngineLimits) -> int:
+    """Returns the most tokens that a prompt may have."""
+    return limits.max_model_tokens or 2**31
 
 
 def check_iteration(iteration: IterationState, path: str, limits: EngineLimits, earliest_seconds: float) -> None:
@@ -98,8 +107,7 @@ def check_iteration(iteration: IterationState, path: str, limits: EngineLimits, 
         value = getattr(iteration, name)
         if not 0.0 <= value <= LARGEST_SECONDS:
             raise _invalid(f"{path}.{name}", value, "give finite seconds, or 0 for unknown")
-    known = ", ".join(f"{state.value} ({state.name})" for state in PauseState)
-    raise _invalid(f"{path}.pause_state", iteration.pause_state, f"give one of {known}")
+    raise _not_a_member(f"{path}.pause_state", iteration.pause_state, PauseState)
 
 
 def check_numbers(iteration: IterationState, path: str, last_epoch: int) -> None:
@@ -127,7 +135,7 @@ def check_requests(columns: RequestColumns, path: str, limits: EngineLimits) -> 
     _check_all(
         columns.arrival_seconds, -LARGEST_SECONDS, LARGEST_SECONDS, f"{path}.arrival_seconds", "give finite seconds"
     )
-    longest = limits.max_model_tokens or 2**31
+    longest = longest_prompt(limits)
     _check_all(
         columns.prompt_tokens,
         1,
@@ -143,34 +151,32 @@ def check_requests(columns: RequestColumns, path: str, limits: EngineLimits) -> 
             f"{path}.{name}",
             "give finite seconds above 0, or 0 for the session's default",
         )
-    _check_all(columns.weight, np.nextafter(0.0, 1.0), 1e9, f"{path}.weight", "give a finite weight above 0")
+    _check_all(columns.weight, np.nextafter(0.0, 1.0), LARGEST_WEIGHT, f"{path}.weight", "give a finite weight above 0")
     for name in ("max_output_tokens", "speculative_tokens", "class_index", "tenant_index", "cached_prefix_tokens"):
         _check_all(getattr(columns, name), 0, LARGEST_COUNT, f"{path}.{name}", _COUNT_REMEDY)
     if len(columns.cached_prefix_tokens):
-        too_long = np.flatnonzero(columns.cached_prefix_tokens >= columns.prompt_tokens)
-        if len(too_long):
-            row = int(too_long[0])
-            raise Refusal(
-                ErrorReason.IMPOSSIBLE_PROGRESS,
-                f"{path}.cached_prefix_tokens[{row}]",
-                int(columns.cached_prefix_tokens[row]),
-                f"less than the prompt of {int(columns.prompt_tokens[row])} tokens can be cached",
-            )
+        _refuse_first(
+            columns.cached_prefix_tokens >= columns.prompt_tokens,
+            columns.cached_prefix_tokens,
+            f"{path}.cached_prefix_tokens",
+            lambda row: f"less than the prompt of {int(columns.prompt_tokens[row])} tokens can be cached",
+            ErrorReason.IMPOSSIBLE_PROGRESS,
+        )
 
 
 def check_arrivals(columns: RequestColumns, path: str, limits: EngineLimits, last_handle: int) -> None:
     """Checks new requests: their handles ascend from above ``last_handle``, so that none is known or was ever used."""
     check_requests(columns, path, limits)
     previous = np.concatenate([np.array([last_handle], np.int64), columns.handles[:-1]])
-    repeated = np.flatnonzero(columns.handles <= previous)
-    if len(repeated):
-        row = int(repeated[0])
-        raise Refusal(
-            ErrorReason.DUPLICATE_HANDLE,
-            f"{path}.handles[{row}]",
-            int(columns.handles[row]),
-            f"a new handle is larger than every handle before it in the session (the last was {int(previous[row])})",
-        )
+    _refuse_first(
+        columns.handles <= previous,
+        columns.handles,
+        f"{path}.handles",
+        lambda row: (
+            f"a new handle is larger than every handle before it in the session (the last was {int(previous[row])})"
+        ),
+        ErrorReason.DUPLICATE_HANDLE,
+    )
 
 
 def check_known(handles: Ints, path: str, queues: Queues) -> None:
@@ -215,15 +221,38 @@ def check_progress(progress: ProgressColumns, path: str, prompt_tokens: Ints) ->
         _check_all(getattr(progress, name), 0, LARGEST_COUNT, f"{path}.{name}", _COUNT_REMEDY)
     _check_length(progress.in_flight_tokens, count, f"{path}.in_flight_tokens")
     _check_all(progress.in_flight_tokens, 0, LARGEST_COUNT, f"{path}.in_flight_tokens", _COUNT_REMEDY)
-    beyond = np.flatnonzero(progress.computed_tokens > prompt_tokens + progress.output_tokens)
-    if len(beyond):
-        row = int(beyond[0])
-        raise Refusal(
-            ErrorReason.IMPOSSIBLE_PROGRESS,
-            f"{path}.computed_tokens[{row}]",
-            int(progress.computed_tokens[row]),
-            f"the request has {int(prompt_tokens[row])} prompt and {int(progress.output_tokens[row])} output tokens",
-        )
+    _refuse_first(
+        progress.computed_tokens > prompt_tokens + progress.output_tokens,
+        progress.computed_tokens,
+        f"{path}.computed_tokens",
+        lambda row: (
+            f"the request has {int(prompt_tokens[row])} prompt and {int(progress.output_tokens[row])} output tokens"
+        ),
+        ErrorReason.IMPOSSIBLE_PROGRESS,
+    )
+
+
+def check_applied(applied: AppliedBatch, path: str, queues: Queues) -> None:
+    """Checks the batch that the engine executed against what each request can take."""
+    _check_length(applied.tokens, len(applied.handles), f"{path}.tokens", required=True)
+    check_known(applied.handles, f"{path}.handles", queues)
+    check_known(applied.preempted_handles, f"{path}.preempted_handles", queues)
+    _refuse_first(
+        queues.requests["state"][queues.slots(applied.preempted_handles)] != RUNNING,
+        applied.preempted_handles,
+        f"{path}.preempted_handles",
+        lambda row: "only a running request can be preempted",
+    )
+    rows = queues.requests[queues.slots(applied.handles)]
+    anew = np.isin(applied.handles, applied.preempted_handles) | (rows["state"] == WAITING)  # no prefix is promised
+    missing = rows["target"] - np.where(anew, 0, rows["computed"]) + rows["speculative"]
+    _refuse_first(
+        (applied.tokens < 1) | (applied.tokens > missing),
+        applied.tokens,
+        f"{path}.tokens",
+        lambda row: f"request {int(applied.handles[row])} can take 1 to {int(missing[row])} tokens",
+        ErrorReason.IMPOSSIBLE_PROGRESS,
+    )
 
 
 def check_snapshot(snapshot: Snapshot, limits: EngineLimits) -> None:
@@ -276,7 +305,24 @@ def _check_length(column: Ints | Floats, count: int, path: str, *, required: boo
 def _check_all(
     column: NDArray[np.int64] | NDArray[np.float64], low: float, high: float, path: str, remedy: str
 ) -> None:
-    wrong = np.flatnonzero(~((column >= low) & (column <= high)))  # written so that NaN is wrong
-    if len(wrong):
-        row = int(wrong[0])
-        raise _invalid(f"{path}[{row}]", column[row].item(), remedy)
+    right = (column >= low) & (column <= high)  # NaN is not
+    _refuse_first(~right, column, path, lambda row: remedy)
+
+
+def _refuse_first(
+    wrong: NDArray[np.bool_],
+    column: NDArray[np.int64] | NDArray[np.float64],
+    path: str,
+    remedy: Callable[[int], str],
+    reason: ErrorReason = ErrorReason.INVALID_FIELD,
+) -> None:
+    """Refuses the first wrong entry of a column, if there is one; ``remedy`` tells what to do about its row."""
+    rows = np.flatnonzero(wrong)
+    if len(rows):
+        row = int(rows[0])
+        raise Refusal(reason, f"{path}[{row}]", column[row].item(), remedy(row))
+
+
+def _not_a_member(path: str, value: object, kind: type[IntEnum]) -> Refusal:
+    known = ", ".join(f"{member.value} ({member.name})" for member in kind)
+    return _invalid(path, value, f"give one of {known}")

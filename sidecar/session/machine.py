@@ -125,9 +125,8 @@ class Session:
             return transition(self, message)
         except Refusal as refusal:
             self.failure = refusal.__cause__
-            if isinstance(message, Step | Snapshot) and self.state is not State.NEW:
-                self.state = State.LOST
             if isinstance(message, Step | Snapshot):
+                self.lose()
                 return refusal.as_error(message.iteration.epoch, message.iteration.step)
             return refusal.as_error()
 
@@ -321,18 +320,13 @@ _TRANSITIONS: dict[State, dict[type, Callable[..., Response]]] = {
 }
 
 
-def one_decision(
-    message: Snapshot,
-    opening: OpenSession,
-    defaults: SessionDefaults | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-) -> BatchAllocation:
+def one_decision(message: Snapshot, opening: OpenSession, defaults: SessionDefaults | None = None) -> BatchAllocation:
     """Returns the decision for a full state, without a session that lasts.
 
     Raises:
         Refusal: the message is wrong.
     """
-    session = Session("", defaults, clock=clock)
+    session = Session("", defaults)
     session._open(opening)
     session._epoch = message.iteration.epoch - 1
     return session._restore(message)

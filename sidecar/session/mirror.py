@@ -8,12 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from sidecar.policies.base import Plan
-from sidecar.queues import ENTRY, RUNNING, WAITING, Queues, Table, apply_batch
+from sidecar.queues import ENTRY, RUNNING, Queues, Table, apply_batch
 from sidecar.session import checks
 from sidecar.session.refusal import Refusal
-from sidecar.session.rows import RowFiller, set_progress
+from sidecar.session.rows import RowFiller, blocks_of_tokens, set_progress
 from slidingserve.contract.values import (
-    AppliedBatch,
     EngineLimits,
     ErrorReason,
     Ints,
@@ -78,9 +77,14 @@ class Mirror:
         columns = snapshot.requests
         checks.check_snapshot(snapshot, self._limits)
         checks.check_names(columns, "snapshot.requests", 1, 1)
-        rows = self._filler.fill(columns, None, 2**31, self._name_counts(columns))
+        rows = self._filler.fill(
+            columns,
+            None,
+            checks.longest_prompt(self._limits),
+            (len(columns.class_names) + 1, len(columns.tenant_names) + 1),
+        )
         assert rows is not None, "check_snapshot has checked the columns"
-        set_progress(rows, snapshot.progress, snapshot.running_count, self._limits.kv_block_tokens)
+        set_progress(rows, snapshot.progress, snapshot.running_count, self._block_tokens)
         self.queues.clear()
         del self.class_names[1:], self.tenant_names[1:]
         self._add(rows, columns)
@@ -93,7 +97,7 @@ class Mirror:
                 raise Refusal(
                     ErrorReason.INVALID_FIELD, "step.applied", "set", "leave it out when applied_exactly is true"
                 )
-            self._check_applied(step.applied)
+            checks.check_applied(step.applied, "step.applied", queues)
         if step.progress is not None:
             checks.check_known(step.progress.handles, "step.progress.handles", queues)
             slots = queues.slots(step.progress.handles)
@@ -107,7 +111,7 @@ class Mirror:
         return slots
 
     def _new_rows(self, columns: RequestColumns) -> Table:
-        longest = self._limits.max_model_tokens or 2**31
+        longest = checks.longest_prompt(self._limits)
         names = self._name_counts(columns)
         rows = self._filler.fill(columns, self._last_handle, longest, names)
         if rows is None or max(names) > checks.MOST_NAMES or len(columns.request_ids) not in (0, len(rows)):
@@ -120,40 +124,6 @@ class Mirror:
         """Returns how many classes and tenants have a name once ``columns`` is taken in."""
         return len(self.class_names) + len(columns.class_names), len(self.tenant_names) + len(columns.tenant_names)
 
-    def _check_applied(self, applied: AppliedBatch) -> None:
-        queues = self.queues
-        if len(applied.tokens) != len(applied.handles):
-            raise Refusal(
-                ErrorReason.INVALID_FIELD,
-                "step.applied.tokens",
-                f"{len(applied.tokens)} entries",
-                f"give one for each of {len(applied.handles)} handles",
-            )
-        checks.check_known(applied.handles, "step.applied.handles", queues)
-        checks.check_known(applied.preempted_handles, "step.applied.preempted_handles", queues)
-        preempted = queues.slots(applied.preempted_handles)
-        not_running = np.flatnonzero(queues.requests["state"][preempted] != RUNNING)
-        if len(not_running):
-            raise Refusal(
-                ErrorReason.INVALID_FIELD,
-                f"step.applied.preempted_handles[{int(not_running[0])}]",
-                int(applied.preempted_handles[not_running[0]]),
-                "only a running request can be preempted",
-            )
-        rows = queues.requests[queues.slots(applied.handles)]
-        anew = np.isin(applied.handles, applied.preempted_handles) | (rows["state"] == WAITING)  # no prefix is promised
-        computed = np.where(anew, 0, rows["computed"])
-        missing = rows["target"] - computed + rows["speculative"]
-        wrong = np.flatnonzero((applied.tokens < 1) | (applied.tokens > missing))
-        if len(wrong):
-            row = int(wrong[0])
-            raise Refusal(
-                ErrorReason.IMPOSSIBLE_PROGRESS,
-                f"step.applied.tokens[{row}]",
-                int(applied.tokens[row]),
-                f"request {int(applied.handles[row])} can take 1 to {int(missing[row])} tokens",
-            )
-
     def _apply(self, entries: Table, count: int, victims: Ints, victim_count: int) -> None:
         apply_batch(*self.queues.arrays, entries, count, victims, victim_count, self._block_tokens)
 
@@ -165,11 +135,7 @@ class Mirror:
         requests["target"][slots] = requests["prompt"][slots] + progress.output_tokens
         requests["in_flight"][slots] = progress.in_flight_tokens if len(progress.in_flight_tokens) else 0
         running = slots[requests["state"][slots] == RUNNING]
-        requests["blocks"][running] = self._blocks(requests["computed"][running])
-
-    def _blocks(self, tokens: Ints) -> Ints:
-        blocks: Ints = (tokens + self._limits.kv_block_tokens - 1) // self._limits.kv_block_tokens
-        return blocks
+        requests["blocks"][running] = blocks_of_tokens(requests["computed"][running], self._block_tokens)
 
     def _add(self, rows: Table, columns: RequestColumns) -> None:
         self.class_names.extend(columns.class_names)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sidecar.queues import REQUEST, RUNNING, WAITING, Table
+from sidecar.session.checks import LARGEST_COUNT, LARGEST_HANDLE, LARGEST_SECONDS, LARGEST_WEIGHT
 from slidingserve.contract.values import Floats, Ints, ProgressColumns, RequestColumns, SloDefaults
 from slidingserve.jit import kernel
 
@@ -60,6 +61,12 @@ class RowFiller:
         return rows if right else None
 
 
+def blocks_of_tokens(tokens: Ints, block_tokens: int) -> Ints:
+    """Returns the KV blocks that hold each number of tokens (`queues.blocks_for`, for a column)."""
+    blocks: Ints = -(-tokens // block_tokens)
+    return blocks
+
+
 def set_progress(rows: Table, progress: ProgressColumns, running_count: int, block_tokens: int) -> None:
     """Gives rows the progress of a snapshot; the first ``running_count`` run."""
     running = np.arange(len(rows)) < running_count
@@ -67,7 +74,7 @@ def set_progress(rows: Table, progress: ProgressColumns, running_count: int, blo
     rows["computed"] = progress.computed_tokens
     rows["output"] = progress.output_tokens
     rows["target"] = rows["prompt"] + progress.output_tokens
-    rows["blocks"] = np.where(running, -(-progress.computed_tokens // block_tokens), 0)
+    rows["blocks"] = np.where(running, blocks_of_tokens(progress.computed_tokens, block_tokens), 0)
     rows["in_flight"] = progress.in_flight_tokens if len(progress.in_flight_tokens) else 0
 
 
@@ -128,12 +135,13 @@ def _fill(
         row.in_flight = 0
         row.blocks = 0
         row.stamp = -1
-        right &= last_handle < row.handle <= 4294967295
+        right &= last_handle < row.handle <= LARGEST_HANDLE
         if ascending:
             last_handle = row.handle
         right &= 1 <= row.prompt <= longest and 0 <= row.computed < row.prompt
-        right &= -1e12 <= row.arrival <= 1e12 and 0.0 < row.weight <= 1e9
-        right &= 0.0 <= row.ttft <= 1e12 and 0.0 <= row.tbt <= 1e12 and 0.0 <= row.ttlt <= 1e12
+        right &= -LARGEST_SECONDS <= row.arrival <= LARGEST_SECONDS and 0.0 < row.weight <= LARGEST_WEIGHT
+        for seconds in (row.ttft, row.tbt, row.ttlt):
+            right &= 0.0 <= seconds <= LARGEST_SECONDS
         right &= 0 <= row.class_index < classes and 0 <= row.tenant_index < tenants
-        right &= 0 <= row.max_output <= 4294967295 and 0 <= row.speculative <= 4294967295
+        right &= 0 <= row.max_output <= LARGEST_COUNT and 0 <= row.speculative <= LARGEST_COUNT
     return right
