@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from engine_adapter.client import ClientSettings, SchedulerClient
+from engine_adapter.client import ClientSettings, SchedulerClient, SidecarUnavailable
 from engine_adapter.simulated.engine import SimulatedEngine
 from engine_adapter.simulated.outcome import Outcome
 from engine_adapter.simulated.profiles import HardwareProfile, load_profile
@@ -162,8 +162,6 @@ def _opened(opening: OpenSession, sidecar: SidecarProcess | None) -> Iterator[_O
 
 def open_client(client: SchedulerClient, opening: OpenSession, sidecar: SidecarProcess) -> None:
     """Opens the session as soon as the sidecar's process serves; does not wait for one that has ended."""
-    from engine_adapter.client import SidecarUnavailable
-
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
         sidecar.check()

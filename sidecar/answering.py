@@ -21,9 +21,10 @@ def answer_request(session: Session, request: pb.ScheduleRequest) -> tuple[Respo
         message = decode_request(request)
         decoded = time.perf_counter() - started
         answer = session.handle(message)
+        response = encode_response(answer)
         if isinstance(answer, BatchAllocation) and answer.phase_timings is not None:
-            answer = answer._replace(phase_timings=answer.phase_timings._replace(decode_seconds=decoded))
-        return answer, encode_response(answer)
+            response.batch_allocation.phase_timings.decode_seconds = decoded  # the session cannot know
+        return answer, response
     except Exception as error:
         session.failure = error
         session.lose()

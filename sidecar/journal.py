@@ -21,8 +21,7 @@ from google.protobuf.message import DecodeError
 from sidecar.answering import answer_request
 from sidecar.session.machine import Session, SessionDefaults
 from slidingserve import __version__
-from slidingserve.contract.codec import encode_response
-from slidingserve.contract.values import BatchAllocation, Response, SloDefaults
+from slidingserve.contract.values import SloDefaults
 from slidingserve.journal.v1 import journal_pb2
 from slidingserve.scheduler.v1 import scheduler_pb2 as pb
 
@@ -60,16 +59,15 @@ class JournalWriter:
         )
         self._write(journal_pb2.JournalEntry(header=header))
 
-    def write(self, request: pb.ScheduleRequest, answer: Response) -> None:
+    def write(self, request: pb.ScheduleRequest, response: pb.ScheduleResponse) -> None:
         """Adds one exchange. Linear in the messages.
 
         Raises:
             OSError: the file takes no more; close the journal.
         """
-        self._write(
-            journal_pb2.JournalEntry(request=request),
-            journal_pb2.JournalEntry(response=encode_response(without_timings(answer))),
-        )
+        answer = journal_pb2.JournalEntry(response=response)
+        drop_timings(answer.response)
+        self._write(journal_pb2.JournalEntry(request=request), answer)
 
     def close(self) -> None:
         """Closes the file, even if it takes no more."""
@@ -91,9 +89,10 @@ def policy_spec(defaults: SessionDefaults) -> str:
     return f"{defaults.policy}:{parameters}" if parameters else defaults.policy
 
 
-def without_timings(answer: Response) -> Response:
-    """Returns the part of an answer that does not depend on any clock of the sidecar."""
-    return answer._replace(phase_timings=None) if isinstance(answer, BatchAllocation) else answer
+def drop_timings(response: pb.ScheduleResponse) -> None:
+    """Leaves of an answer what does not depend on any clock of the sidecar."""
+    if response.HasField("batch_allocation"):
+        response.batch_allocation.ClearField("phase_timings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,5 +198,6 @@ def replay(journal: Journal) -> Iterator[tuple[pb.ScheduleRequest, pb.ScheduleRe
     )
     for request, recorded in journal.exchanges:
         session.draining = recorded is not None and recorded.batch_allocation.draining
-        answer, _ = answer_request(session, request)
-        yield request, encode_response(without_timings(answer))
+        _, response = answer_request(session, request)
+        drop_timings(response)
+        yield request, response

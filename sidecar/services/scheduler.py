@@ -24,7 +24,7 @@ from grpc_status import rpc_status
 from sidecar.answering import answer_request
 from sidecar.journal import JournalWriter
 from sidecar.logs import logger
-from sidecar.session.machine import Session, SessionDefaults, one_decision
+from sidecar.session.machine import Session, SessionDefaults, State, one_decision
 from sidecar.session.refusal import Refusal, shortened
 from sidecar.warming import PolicyCannotDecide, warm_up
 from slidingserve.contract.codec import decode_decide_request, encode_decide_response, encode_response
@@ -41,6 +41,7 @@ from slidingserve.scheduler.v1 import scheduler_pb2_grpc
 
 ERROR_DOMAIN = "slidingserve.dev"
 FIRST_MESSAGE_SECONDS = 30.0
+_NEW = State.NEW
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -94,11 +95,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._idle.clear()
         answer: Response | None = None
         try:
-            async for request in _with_first_in_time(request_iterator):
-                await self._warm_up(request.open_session)
+            requests = aiter(request_iterator)
+            request = await _first_in_time(requests)
+            while request is not None:
+                if session.state is _NEW:
+                    await self._warm_up(request.open_session)
                 answer, message = answer_request(session, request)
                 yield message
-                if journal is not None and not _recorded(journal, request, answer, log):
+                if journal is not None and not _recorded(journal, request, message, log):
                     journal = None
                 if isinstance(answer, SessionOpened):
                     log = log.bind(**_engine_names(request.open_session.engine))
@@ -107,6 +111,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 elif answer.draining:
                     log.info("session drained", step=answer.step)
                     return
+                request = await anext(requests, None)
         finally:
             self._sessions.discard(session)
             if not self._sessions:
@@ -166,24 +171,18 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             return None
 
 
-async def _with_first_in_time(requests: AsyncIterator[pb.ScheduleRequest]) -> AsyncIterator[pb.ScheduleRequest]:
-    """Yields the requests; ends if the first does not come in time, so that silent peers keep nobody out."""
-    try:
+async def _first_in_time(requests: AsyncIterator[pb.ScheduleRequest]) -> pb.ScheduleRequest | None:
+    """Returns the first request; None if it does not come in time, so that silent peers keep nobody out."""
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FIRST_MESSAGE_SECONDS):
-            first = await anext(requests, None)
-    except TimeoutError:
-        return
-    if first is None:
-        return
-    yield first
-    async for request in requests:
-        yield request
+            return await anext(requests, None)
+    return None
 
 
-def _recorded(journal: JournalWriter, request: pb.ScheduleRequest, answer: Response, log: Any) -> bool:
+def _recorded(journal: JournalWriter, request: pb.ScheduleRequest, response: pb.ScheduleResponse, log: Any) -> bool:
     """Writes an exchange; a journal that cannot go on is closed, and the session goes on without."""
     try:
-        journal.write(request, answer)
+        journal.write(request, response)
     except OSError as error:
         log.warning("the journal ends here", error=str(error))
         journal.close()

@@ -23,7 +23,7 @@ def path(tmp_path: Path) -> Path:
     session = Session("1")
     for message in (OPEN, step(0, arrived=columns([1, 2], [9, 30])), step(1, free=20)):
         request = encode_request(message)
-        writer.write(request, answer_request(session, request)[0])
+        writer.write(request, answer_request(session, request)[1])
     writer.close()
     return path
 
