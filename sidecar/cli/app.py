@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from sidecar.cli import profiles
+from sidecar.cli import predicting, profiles
 
 app = typer.Typer(
     name="slidingserve",
@@ -19,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(profiles.app, name="profiles")
+app.add_typer(predicting.app, name="predictor")
 
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file; or set SLIDINGSERVE_CONFIG.")]
 Listen = Annotated[str | None, typer.Option(help="Where engines connect: unix:/path or host:port.")]

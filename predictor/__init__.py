@@ -1,0 +1,1 @@
+"""Batch latency: features, models, what fits into a time, training, model files."""
