@@ -3,9 +3,9 @@
 Every prediction is ``table[total tokens] + intercept + w . (x1 .. x7)``, with an intercept and weights for each
 scenario. The paper's model has a table of zeros; a model that knows the staircase of real GEMMs has not.
 
-A fill is a base (the decodes, which always run) and prompts in the order in which a budget is spent
-on them: ``prefix[k]`` is the row of features of the base and the first k prompts in full, ``prompts[k]`` is (missing
-tokens, context) of the k-th. A budget counts all tokens, those of the base included.
+A fill is a base (the decodes, which always run) and prompts in the order in which a budget is spent on them, float64
+[prompts + 1, 10]: the first 8 columns of row k are the features of the base and the first k prompts in full, the last
+two are missing tokens and context of prompt k. A budget counts all tokens, those of the base included.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from predictor.features import (
 )
 from slidingserve.contract.values import Floats
 from slidingserve.jit import kernel
+
+MISSING = ROW
+PROMPT_CONTEXT = ROW + 1
+FILL_ROW = ROW + 2
 
 # Layout of a packed model (see `predictor.model.LatencyModel.pack`).
 TABLE_LENGTH = 0
@@ -48,23 +52,23 @@ def predicted_seconds(features: Floats, model: Floats) -> float:
 
 
 @kernel
-def append_prompt(prefix: Floats, prompts: Floats, row: int, tokens: float, context: float) -> None:
-    """Puts a prompt at place ``row`` of a fill; ``prefix[row]`` must be there."""
-    prompts[row, 0] = tokens
-    prompts[row, 1] = context
+def append_prompt(fill: Floats, row: int, tokens: float, context: float) -> None:
+    """Puts a prompt at place ``row`` of a fill, whose features up to it must be there."""
+    fill[row, MISSING] = tokens
+    fill[row, PROMPT_CONTEXT] = context
     for column in range(ROW):
-        prefix[row + 1, column] = prefix[row, column]
-    add_chunk(prefix[row + 1], tokens, context)
+        fill[row + 1, column] = fill[row, column]
+    add_chunk(fill[row + 1], tokens, context)
 
 
 @kernel
-def row_of_budget(prefix: Floats, rows: int, budget: float) -> int:
+def row_of_budget(fill: Floats, rows: int, budget: float) -> int:
     """Returns how many prompts a budget completes. O(log rows)."""
     low = 0
     high = rows
     while low < high:
         middle = (low + high + 1) // 2
-        if prefix[middle, TOKENS] <= budget:
+        if fill[middle, TOKENS] <= budget:
             low = middle
         else:
             high = middle - 1
@@ -72,19 +76,19 @@ def row_of_budget(prefix: Floats, rows: int, budget: float) -> int:
 
 
 @kernel
-def features_at(prefix: Floats, prompts: Floats, rows: int, row: int, budget: float, features: Floats) -> None:
+def features_at(fill: Floats, rows: int, row: int, budget: float, features: Floats) -> None:
     """Fills the row of features of a fill up to ``budget``, which completes ``row`` prompts. O(1)."""
     for column in range(ROW):
-        features[column] = prefix[row, column]
-    left = budget - prefix[row, TOKENS]
+        features[column] = fill[row, column]
+    left = budget - fill[row, TOKENS]
     if row < rows and left > 0.0:
-        add_chunk(features, min(left, prompts[row, 0]), prompts[row, 1])
+        add_chunk(features, min(left, fill[row, MISSING]), fill[row, PROMPT_CONTEXT])
 
 
 @kernel
-def fill_seconds(prefix: Floats, prompts: Floats, rows: int, budget: float, features: Floats, model: Floats) -> float:
+def fill_seconds(fill: Floats, rows: int, budget: float, features: Floats, model: Floats) -> float:
     """Returns T of the fill up to ``budget`` tokens, the base at least; leaves its features. O(log rows)."""
-    features_at(prefix, prompts, rows, row_of_budget(prefix, rows, budget), budget, features)
+    features_at(fill, rows, row_of_budget(fill, rows, budget), budget, features)
     return predicted_seconds(features, model)
 
 
@@ -93,8 +97,7 @@ def time_to_budget(
     limit_seconds: float,
     highest: float,
     step: int,
-    prefix: Floats,
-    prompts: Floats,
+    fill: Floats,
     rows: int,
     features: Floats,
     model: Floats,
@@ -107,13 +110,13 @@ def time_to_budget(
 
     O(rows + highest / step); about 1 us for 2048 tokens in steps of 16.
     """
-    base: float = prefix[0, TOKENS]
-    budget: float = min(highest, prefix[rows, TOKENS])
+    base: float = fill[0, TOKENS]
+    budget: float = min(highest, fill[rows, TOKENS])
     row = rows
     while budget > base:
-        while prefix[row, TOKENS] > budget:
+        while fill[row, TOKENS] > budget:
             row -= 1
-        features_at(prefix, prompts, rows, row, budget, features)
+        features_at(fill, rows, row, budget, features)
         if predicted_seconds(features, model) <= limit_seconds:
             return budget
         budget = float(((int(budget) - 1) // step) * step)
@@ -121,29 +124,27 @@ def time_to_budget(
 
 
 @kernel
-def features_between(
-    prefix: Floats, prompts: Floats, rows: int, low: float, high: float, new_decodes: bool, features: Floats
-) -> None:
+def features_between(fill: Floats, rows: int, low: float, high: float, new_decodes: bool, features: Floats) -> None:
     """Fills the features of the iteration after one of ``low`` tokens: the base again, and prompts up to ``high``.
 
     Both are budgets of the fill (the base counted once). What the first iteration computed of a prompt is context in
     the second. With ``new_decodes`` the prompts that it completed decode in the second. O(log rows + prompts between).
     """
     for column in range(ROW):
-        features[column] = prefix[0, column]
-    row = row_of_budget(prefix, rows, low)
+        features[column] = fill[0, column]
+    row = row_of_budget(fill, rows, low)
     if new_decodes and row > 0:
-        decoding = prefix[row, TOKENS] + prefix[row, CONTEXT] - prefix[0, TOKENS] - prefix[0, CONTEXT]
+        decoding = fill[row, TOKENS] + fill[row, CONTEXT] - fill[0, TOKENS] - fill[0, CONTEXT]
         features[TOKENS] += row
         features[DECODES] += row
         features[CONTEXT] += decoding
         features[DECODE_CONTEXT] += decoding
-    done = max(low - prefix[row, TOKENS], 0.0)
+    done = max(low - fill[row, TOKENS], 0.0)
     left = high - low
     while row < rows and left > 0.0:
-        tokens = min(prompts[row, 0] - done, left)
+        tokens = min(fill[row, MISSING] - done, left)
         if tokens > 0.0:
-            add_chunk(features, tokens, prompts[row, 1] + done)
+            add_chunk(features, tokens, fill[row, PROMPT_CONTEXT] + done)
         left -= tokens
         done = 0.0
         row += 1

@@ -20,16 +20,19 @@ class Plan:
         demoted: slots that the policy put last, the first ``demoted_count``.
         predicted_seconds: predicted duration of the batch; 0: none.
         path: which way through the policy decided.
+        executed: whether the engine executed the plan of the step before to the letter. Unlike the rest it comes filled
+            in, for policies that learn from measured durations.
     """
 
     def __init__(self, capacity: int) -> None:
         self.entries: Table = np.zeros(capacity, ENTRY)
         self.victims: Ints = np.zeros(capacity, np.int64)
         self.demoted: Ints = np.zeros(capacity, np.int64)
+        self.executed = False
         self.clear()
 
     def clear(self) -> None:
-        """Empties the plan."""
+        """Empties the plan, all but ``executed``."""
         self.count = 0
         self.victim_count = 0
         self.demoted_count = 0
@@ -61,7 +64,7 @@ class Policy(Protocol):
         """Version of the latency model it decides by; empty: none."""
 
     def decide(self, queues: Queues, iteration: IterationState, plan: Plan) -> None:
-        """Fills ``plan`` (which comes empty); may not change ``queues``.
+        """Fills ``plan`` (which comes empty, but for ``executed``); may not change ``queues``.
 
         ``iteration`` is what the engine said: its clock, free KV blocks, duration of the last iteration, and so on.
         Waiting requests may be given tokens only if ``iteration.may_admit``.

@@ -17,7 +17,7 @@ from typing import Any
 
 from sidecar.policies.base import Policy, PolicyContext, PolicyFactory
 
-BUILT_IN = {"vllm": "sidecar.policies.vllm"}
+BUILT_IN = {"slidingserve": "sidecar.policies.slidingserve", "vllm": "sidecar.policies.vllm"}
 ENTRY_POINT_GROUP = "slidingserve.policies"
 
 

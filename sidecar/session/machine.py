@@ -114,6 +114,7 @@ class Session:
         self._next_step = 0
         self._now_seconds = 0.0
         self._decisions = 0
+        self._cut = False  # the guard changed the last plan
 
     def handle(self, message: Request | None) -> Response:
         """Returns the answer to one message; None is a message that holds nothing. Never raises `Refusal`.
@@ -191,7 +192,7 @@ class Session:
         started = self._clock()
         checks.check_iteration(iteration, "step.iteration", self._limits, self._now_seconds)
         self._mirror.update(message, self._plan)
-        return self._decide(iteration, started)
+        return self._decide(iteration, started, message.applied_exactly and not self._cut)
 
     def _restore(self, message: Snapshot) -> BatchAllocation:
         iteration = message.iteration
@@ -201,7 +202,7 @@ class Session:
         self._mirror.restore(message)
         self._epoch = iteration.epoch
         self.state = State.SYNCED
-        return self._decide(iteration, started)
+        return self._decide(iteration, started, executed=False)
 
     def _resync_after_error(self, message: Step) -> ResyncRequired:
         return self._resync(message.iteration, ResyncReason.AFTER_ERROR)
@@ -224,12 +225,13 @@ class Session:
         )
         raise Refusal(ErrorReason.OUT_OF_TURN, "payload", kind, remedy)
 
-    def _decide(self, iteration: IterationState, started: float) -> BatchAllocation:
+    def _decide(self, iteration: IterationState, started: float, executed: bool) -> BatchAllocation:
         queues = self._mirror.queues
         plan = self._plan
         if len(plan.entries) != len(queues.requests):
             plan = self._plan = Plan(queues.capacity)
         plan.clear()
+        plan.executed = executed
         mirrored = self._clock()
         if self.mode is not _OFF and iteration.pause_state is not _PAUSED_ALL:
             try:
@@ -287,6 +289,7 @@ class Session:
             iteration.may_admit,
             *self._bounds,
         )
+        self._cut = changed > 0
         if not changed:
             return handles, tokens, victims
         self.guarded += changed

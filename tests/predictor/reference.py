@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from predictor.features import FEATURES, ROW, add_decode, batch_features
-from predictor.forecast import append_prompt
+from predictor.forecast import FILL_ROW, append_prompt
 from predictor.model import EXPERTS, Expert, LatencyModel
 from slidingserve.contract.values import Floats
 
@@ -65,8 +65,7 @@ class Fill(NamedTuple):
 
     base: Entries
     prompts: Entries
-    prefix: Floats
-    missing: Floats
+    table: Floats
 
     @property
     def rows(self) -> int:
@@ -96,12 +95,12 @@ class Fill(NamedTuple):
 
 def build(base: Entries, prompts: Entries) -> Fill:
     """Builds a fill by the kernels, as policies do."""
-    prefix, missing = np.zeros((len(prompts) + 1, ROW)), np.zeros((len(prompts), 2))
+    table = np.zeros((len(prompts) + 1, FILL_ROW))
     for tokens, context in base:
-        add_decode(prefix[0], float(tokens), float(context))
+        add_decode(table[0], float(tokens), float(context))
     for row, (tokens, context) in enumerate(prompts):
-        append_prompt(prefix, missing, row, float(tokens), float(context))
-    return Fill(base, prompts, prefix, missing)
+        append_prompt(table, row, float(tokens), float(context))
+    return Fill(base, prompts, table)
 
 
 def kernel_row(entries: Entries) -> Floats:

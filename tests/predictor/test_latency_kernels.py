@@ -67,8 +67,8 @@ def test_beyond_a_falling_table_time_stays() -> None:
 
 def filled(fill: Fill, budget: float) -> Floats:
     row = np.full(ROW, np.nan)
-    at = row_of_budget(fill.prefix, fill.rows, budget)
-    features_at(fill.prefix, fill.missing, fill.rows, at, budget, row)
+    at = row_of_budget(fill.table, fill.rows, budget)
+    features_at(fill.table, fill.rows, at, budget, row)
     return row
 
 
@@ -78,7 +78,7 @@ def test_a_budget_is_spent_in_order(fill: Fill, model: LatencyModel, budget: int
     expected = row_of(fill.at(max(budget, fill.base_tokens)))
     assert filled(fill, budget).tolist() == expected
     row, packed = np.full(ROW, np.nan), model.pack()
-    seconds = fill_seconds(fill.prefix, fill.missing, fill.rows, budget, row, packed)
+    seconds = fill_seconds(fill.table, fill.rows, budget, row, packed)
     assert row.tolist() == expected
     assert seconds == predicted_seconds(row, packed)
 
@@ -88,12 +88,12 @@ def test_a_budget_is_spent_in_order(fill: Fill, model: LatencyModel, budget: int
 def test_the_iteration_after(fill: Fill, first: int, second: int, new_decodes: bool) -> None:
     low = fill.base_tokens + first
     row = np.full(ROW, np.nan)
-    features_between(fill.prefix, fill.missing, fill.rows, low, low + second, new_decodes, row)
+    features_between(fill.table, fill.rows, low, low + second, new_decodes, row)
     assert row.tolist() == row_of(fill.after(low, low + second, new_decodes))
 
 
 def budget_of(fill: Fill, model: Floats, limit: float, highest: float, step: int) -> float:
-    return time_to_budget(limit, highest, step, fill.prefix, fill.missing, fill.rows, np.zeros(ROW), model)
+    return time_to_budget(limit, highest, step, fill.table, fill.rows, np.zeros(ROW), model)
 
 
 def by_trying_all(fill: Fill, model: Floats, limit: float, highest: float, step: int) -> float:

@@ -1,0 +1,95 @@
+"""rho: the recent throughput, and what else the policy remembers of iterations that it has planned."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from predictor.counters import ErrorCounters
+from predictor.features import Scenario
+
+_DECODE, _PREFILL, _MIXED = Scenario  # a look-up of an enum's member costs 0.2 us
+
+
+class Planned(NamedTuple):
+    """One iteration as it was planned: tokens of all, tokens of prompts (chunks of more than one), predicted time."""
+
+    step: int
+    tokens: float
+    prompt_tokens: float
+    predicted_seconds: float
+
+    @property
+    def scenario(self) -> Scenario:
+        """What it holds."""
+        if self.prompt_tokens <= 0.0:
+            return _DECODE
+        return _PREFILL if self.prompt_tokens >= self.tokens else _MIXED
+
+
+class Throughput:
+    """Tokens per second over the last ``window`` measured iterations; O(1) for each.
+
+    Args:
+        window: iterations.
+        initial: tokens per second until something has been measured.
+        prefill_only: counts prompt tokens, and only iterations that had any.
+    """
+
+    def __init__(self, window: int, initial: float, prefill_only: bool) -> None:
+        self.tokens_per_second = initial
+        self._window = window
+        self._prefill_only = prefill_only
+        self._measured: deque[tuple[float, float]] = deque()
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    def add(self, planned: Planned, seconds: float) -> None:
+        """Counts an iteration that took ``seconds``."""
+        tokens = planned.prompt_tokens if self._prefill_only else planned.tokens
+        if tokens <= 0.0 or not seconds > 0.0:
+            return
+        self._measured.append((tokens, seconds))
+        self._tokens += tokens
+        self._seconds += seconds
+        if len(self._measured) > self._window:
+            old_tokens, old_seconds = self._measured.popleft()
+            self._tokens -= old_tokens
+            self._seconds = max(self._seconds - old_seconds, 1e-9)
+        self.tokens_per_second = self._tokens / self._seconds
+
+
+class Memory:
+    """Matches measured durations with the iterations that were planned.
+
+    A duration belongs to the last finished iteration: the one before this, or one earlier for each that is still in
+    flight. It counts only if the engine executed that plan to the letter.
+
+    Attributes:
+        errors: how far predictions were off.
+        throughput: see `Throughput`.
+    """
+
+    _KEPT = 8
+
+    def __init__(self, throughput: Throughput) -> None:
+        self.errors = ErrorCounters()
+        self.throughput = throughput
+        self._planned: deque[Planned] = deque(maxlen=self._KEPT)
+
+    def plan(self, planned: Planned) -> None:
+        """Remembers a plan."""
+        self._planned.append(planned)
+
+    def forget_last(self) -> None:
+        """The last plan was not executed as it was."""
+        if self._planned:
+            self._planned.pop()
+
+    def measure(self, step: int, seconds: float) -> None:
+        """Takes the duration of an iteration; ignored if its plan is not known (any more)."""
+        for planned in reversed(self._planned):
+            if planned.step == step:
+                self.throughput.add(planned, seconds)
+                self.errors.add(planned.scenario, planned.predicted_seconds, seconds)
+                return
