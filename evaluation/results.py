@@ -29,7 +29,8 @@ class RunResult:
 
     policy_parameters is text such as ``cap=256``, empty for the defaults. slos describes the SLOs for the reader.
     round_trip_seconds is None where no message left the process. mean_batch is in requests per iteration, wall_seconds
-    the real time that the run took.
+    the real time that the run took, prediction_error the mean relative error of predicted iteration times (NaN where a
+    policy predicts none).
     """
 
     policy: str
@@ -50,6 +51,7 @@ class RunResult:
     iterations: int
     mean_batch: float
     wall_seconds: float
+    prediction_error: float = math.nan
 
     @property
     def label(self) -> str:
@@ -100,6 +102,7 @@ def _run(result: RunResult) -> dict[str, Any]:
         "iterations": int(result.iterations),
         "mean_batch": _finite(result.mean_batch),
         "wall_seconds": _finite(result.wall_seconds),
+        "prediction_error": _finite(result.prediction_error),
     }
 
 

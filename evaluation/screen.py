@@ -157,6 +157,7 @@ _METRICS = (
     _Metric("Throughput", "tokens", "/s", lambda r: _plain(r.scores.tokens_per_second)),
     *_tail_rows("Decision", lambda r: r.decision_seconds),
     *_tail_rows("Round trip", lambda r: r.round_trip_seconds),
+    _Metric("Prediction", "mean error", "%", lambda r: _plain(100 * r.prediction_error)),
     _Metric("Run", "fallbacks", "", lambda r: f"{r.fallbacks:,}"),
     _Metric("Run", "iterations", "", lambda r: f"{r.iterations:,}"),
     _Metric("Run", "mean batch", "requests", lambda r: _plain(r.mean_batch)),

@@ -34,13 +34,14 @@ from slidingserve.contract.values import EngineInfo, EngineLimits, Floats, Ints,
 Transport = Literal["grpc", "inprocess"]
 CONNECT_SECONDS = 60.0
 DEFAULT_REQUESTS = 300
+DEFAULT_POLICIES = ("vllm", "slidingserve")
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationRequest:
     """What to simulate; see `slidingserve simulate --help`. Rates in requests/s, times in seconds."""
 
-    policies: tuple[str, ...] = ("vllm",)
+    policies: tuple[str, ...] = DEFAULT_POLICIES
     workload: str = "mixed-v1"
     trace: Path | None = None
     rate: float | None = 2.0
@@ -75,11 +76,17 @@ def simulate(request: SimulationRequest, progress: Progress = lambda policy, don
     for text in request.policies:
         name, parameters = registry.parse_spec(text)
         registry.build(name, parameters, PolicyContext(limits, profile.name))
-    sidecar = SidecarProcess() if request.transport == "grpc" else None  # comes up while the requests are made
+    sidecar = _start_sidecar(request, profile) if request.transport == "grpc" else None
     with sidecar or nullcontext():
         warm_up_engine(profile)
         workload = make_workload(request, profile)
         return [_run(request, text, workload, profile, sidecar, progress) for text in request.policies]
+
+
+def _start_sidecar(request: SimulationRequest, profile: HardwareProfile) -> SidecarProcess:
+    """Starts a sidecar, which comes up, and compiles one of our policies, while the requests are made."""
+    ours = [text for text in request.policies if registry.parse_spec(text)[0] in registry.BUILT_IN]
+    return SidecarProcess(("--policy", ours[-1], "--profile", profile.name) if ours else ())
 
 
 def engine_limits(profile: HardwareProfile) -> EngineLimits:
@@ -132,6 +139,7 @@ class _Opened:
     source: DecisionSource
     check: Callable[[], None]
     decision_seconds: Callable[[], Floats]
+    prediction_error: Callable[[], float]
     round_trip_seconds: Callable[[], Floats | None]
 
 
@@ -141,7 +149,7 @@ def _opened(opening: OpenSession, sidecar: SidecarProcess | None) -> Iterator[_O
         warm_up(SessionDefaults(opening.policy, dict(opening.policy_parameters), profile=opening.profile))
         core = RecordingSource(InProcessSource())
         core.open(opening)
-        yield _Opened(core, lambda: None, core.decision_seconds, lambda: None)
+        yield _Opened(core, lambda: None, core.decision_seconds, core.mean_relative_error, lambda: None)
         return
     client = SchedulerClient(ClientSettings(sidecar.address, deadline_seconds=None))
     recorder = RecordingSource(client)
@@ -155,7 +163,13 @@ def _opened(opening: OpenSession, sidecar: SidecarProcess | None) -> Iterator[_O
 
     try:
         open_client(client, opening, sidecar)
-        yield _Opened(recorder, check, recorder.decision_seconds, lambda: client.counters.round_trips.seconds())
+        yield _Opened(
+            recorder,
+            check,
+            recorder.decision_seconds,
+            recorder.mean_relative_error,
+            lambda: client.counters.round_trips.seconds(),
+        )
     finally:
         client.close()
 
@@ -218,6 +232,7 @@ def _run(
         iterations=outcome.iterations,
         mean_batch=outcome.scheduled_requests / max(1, outcome.iterations),
         wall_seconds=wall,
+        prediction_error=opened.prediction_error(),
     )
 
 

@@ -16,9 +16,9 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from sidecar.policies import registry
-from sidecar.policies.base import PolicyContext
+from sidecar.policies.base import COMMON_LIMITS, PolicyContext
 from sidecar.session.machine import SessionDefaults
-from slidingserve.contract.values import EngineLimits, SloDefaults
+from slidingserve.contract.values import SloDefaults
 
 ENVIRONMENT_PREFIX = "SLIDINGSERVE_"
 CONFIG_VARIABLE = "SLIDINGSERVE_CONFIG"
@@ -213,7 +213,7 @@ def _sentences(error: ValidationError, sources: dict[str, str]) -> list[str]:
 
 def _check_policy(settings: SidecarSettings, sources: dict[str, str]) -> None:
     """Builds the default policy once for a common engine, so that a typo is found at start and not by an engine."""
-    context = PolicyContext(EngineLimits(2048, 256, 10000, 16), settings.profile)
+    context = PolicyContext(COMMON_LIMITS, settings.profile)
     try:
         name, parameters = registry.parse_spec(settings.policy)
         registry.build(name, parameters, context)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from sidecar.policies.base import COMMON_LIMITS
 from sidecar.session.machine import Session, SessionDefaults
 from slidingserve.contract.values import (
-    EngineLimits,
     IterationState,
     OpenSession,
     Request,
@@ -28,7 +28,7 @@ def warm_up(defaults: SessionDefaults) -> None:
     """
     session = Session("warm-up", defaults)
     messages: tuple[Request, ...] = (
-        OpenSession(EngineLimits(2048, 256, 10000, 16)),
+        OpenSession(COMMON_LIMITS),
         Step(
             IterationState(0, 0, 0.0, 10000),
             arrived=RequestColumns(np.arange(2), np.zeros(2), np.array([16, 32])),

@@ -83,7 +83,7 @@ def check_config(config: Path | None = None, **flags: object) -> None:
 def simulate(
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="name or name:key=value,key=value; repeat to compare. Default: vllm."),
+        typer.Option(help="name or name:key=value,key=value; repeat to compare. Default: vllm and slidingserve."),
     ] = None,
     workload: Annotated[str, typer.Option(help="sharegpt, arxiv-v1, arxiv-v2, mixed-v1 or mixed-v2.")] = "mixed-v1",
     trace: Annotated[
@@ -120,11 +120,32 @@ def simulate(
 
 
 @app.command()
-def policies() -> None:
-    """List the installed policies and their parameters."""
+def bench(
+    policy: Annotated[str, typer.Option(help="name or name:key=value,key=value.")] = "slidingserve",
+    profile: Annotated[
+        str, typer.Option(help="Hardware profile: a name from `slidingserve profiles list` or a file.")
+    ] = "h100-tp1",
+    quick: Annotated[bool, typer.Option("--quick", help="Less of everything: seconds instead of a minute.")] = False,
+    only: Annotated[str | None, typer.Option(help="One part: roundtrip, core, codec or engine.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all figures as JSON (- = stdout, without the tables).")
+    ] = None,
+) -> None:
+    """Measure what a decision costs on this machine: round trip, decision core, codec, iterations."""
+    options: dict[str, Any] = dict(locals())
+    from sidecar.cli import benching
+
+    benching.bench(options)
+
+
+@app.command()
+def policies(
+    name: Annotated[str | None, typer.Argument(help="Explain the parameters of this policy.")] = None,
+) -> None:
+    """List the installed policies and their parameters, or explain those of one."""
     from sidecar.cli import listing
 
-    listing.policies()
+    listing.policies(name)
 
 
 @app.command()

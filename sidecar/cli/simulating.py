@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import sys
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
 import typer
 
-from sidecar.cli.failing import fail, quiet_grpc
+from sidecar.cli.failing import check_writable, fail, fail_to_write, quiet_grpc
 
 
 def simulate(options: dict[str, Any]) -> None:
@@ -33,7 +31,7 @@ def simulate(options: dict[str, Any]) -> None:
     file: Path | None = options["json_file"]
     to_stdout = str(file) == "-"
     if file is not None and not to_stdout:
-        _check_writable(file)
+        check_writable(file)
     try:
         request = _request(options)
         with _Progress() as progress:
@@ -53,32 +51,18 @@ def simulate(options: dict[str, Any]) -> None:
         try:
             file.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
-            _fail_to_write(file, error.strerror)
-
-
-def _check_writable(file: Path) -> None:
-    """Looks whether the results can be written, before they are worked out."""
-    if file.is_dir():
-        _fail_to_write(file, os.strerror(errno.EISDIR))
-    if not file.parent.is_dir():
-        _fail_to_write(file, f"there is no folder {file.parent}")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        _fail_to_write(file, os.strerror(errno.EACCES))
-
-
-def _fail_to_write(file: Path, reason: str | None) -> NoReturn:
-    fail(f"--json {file}: cannot be written ({reason}); give another file")
+            fail_to_write(file, error.strerror)
 
 
 def _request(options: dict[str, Any]) -> Any:
-    from evaluation.simulate import SimulationRequest, Transport
+    from evaluation.simulate import DEFAULT_POLICIES, SimulationRequest, Transport
 
     known = get_args(Transport)
     if options["transport"] not in known:
         fail(f"--transport {options['transport']}: give one of {', '.join(known)}")
     trace = options["trace"]
     return SimulationRequest(
-        policies=tuple(options["policy"] or ("vllm",)),
+        policies=tuple(options["policy"] or DEFAULT_POLICIES),
         workload=options["workload"],
         trace=trace,
         rate=options["rate"],

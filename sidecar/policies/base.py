@@ -40,6 +40,10 @@ class Plan:
         self.path = ""
 
 
+COMMON_LIMITS = EngineLimits(max_tokens_per_iteration=2048, max_sequences=256, kv_blocks=10_000, kv_block_tokens=16)
+"""A common engine, to try a policy on before there is one."""
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyContext:
     """What a policy is built for: the engine's limits and the hardware profile of its session (may be empty)."""
@@ -62,6 +66,8 @@ class Policy(Protocol):
     @property
     def model_version(self) -> str:
         """Version of the latency model it decides by; empty: none."""
+
+    # A policy that predicts may have an attribute ``prediction_errors``, a `predictor.counters.ErrorCounters`.
 
     def decide(self, queues: Queues, iteration: IterationState, plan: Plan) -> None:
         """Fills ``plan`` (which comes empty, but for ``executed``); may not change ``queues``.

@@ -62,7 +62,9 @@ def register(name: str, parameters: type, factory: PolicyFactory, summary: str =
     Args:
         name: as users write it.
         parameters: a dataclass of int, float, bool and str fields with defaults; its ``__post_init__`` raises
-            `ValueError` with arguments (field, remedy) for a value out of range.
+            `ValueError` with arguments (field, remedy) for a value out of range. Its docstring's section "Attributes"
+            explains them to users; a field whose default is None may have one for each mode in a class variable
+            ``presets`` (mode to field to value).
         factory: called with an instance of ``parameters`` and the `PolicyContext` for each session.
         summary: one line for lists.
 

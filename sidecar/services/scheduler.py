@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,6 +41,7 @@ from slidingserve.scheduler.v1 import scheduler_pb2_grpc
 
 ERROR_DOMAIN = "slidingserve.dev"
 FIRST_MESSAGE_SECONDS = 30.0
+MOST_WARM_POLICIES = 256
 _NEW = State.NEW
 
 
@@ -58,7 +59,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._sessions: set[Session] = set()
         self._numbers = itertools.count(1)
         self._draining = False
-        self._warm = {defaults.policy}
+        self._warm: set[tuple[str, frozenset[tuple[str, str]]]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -99,7 +100,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             request = await _first_in_time(requests)
             while request is not None:
                 if session.state is _NEW:
-                    await self._warm_up(request.open_session)
+                    opening = request.open_session
+                    await self._warm_up(opening.policy, opening.policy_parameters, opening.profile)
                 answer, message = answer_request(session, request)
                 yield message
                 if journal is not None and not _recorded(journal, request, message, log):
@@ -119,7 +121,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             if journal is not None:
                 journal.close()
             step = answer.step if isinstance(answer, BatchAllocation) else None
-            log.info("session closed", last_step=step, guarded=session.guarded)
+            log.info("session closed", last_step=step, guarded=session.guarded, **_prediction_errors(session))
 
     async def Decide(  # noqa: N802 - the name is the contract's
         self, request: pb.DecideRequest, context: grpc.aio.ServicerContext[pb.DecideRequest, pb.DecideResponse]
@@ -129,6 +131,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             opening, snapshot = decode_decide_request(request)
             if snapshot is None:
                 raise Refusal(ErrorReason.INVALID_FIELD, "snapshot", "nothing", "send the engine's state")
+            await self._warm_up(opening.policy, opening.policy_parameters, opening.profile)
             return encode_decide_response(one_decision(snapshot, opening, self._defaults))
         except Refusal as refusal:
             if refusal.reason is ErrorReason.INTERNAL:
@@ -138,19 +141,24 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             logger().exception("no decision")
             await _abort(context, Refusal(ErrorReason.INTERNAL, "", "", f"the sidecar failed ({error!r}); report it"))
 
-    async def _warm_up(self, message: pb.OpenSession) -> None:
-        """Compiles a policy that was not asked for before, in a thread: other engines do not wait for it."""
-        if not message.policy or message.policy in self._warm:
+    async def _warm_up(self, policy: str, parameters: Mapping[str, str], profile: str) -> None:
+        """Compiles what a policy with these parameters needs, in a thread: other engines do not wait for it.
+
+        The default policy is warm; of the others the latest are remembered, for nobody is to fill the memory.
+        """
+        wanted = (policy, frozenset(parameters.items()))
+        if not (policy or parameters) or wanted in self._warm:
             return
-        defaults = replace(
-            self._defaults,
-            policy=message.policy,
-            policy_parameters=dict(message.policy_parameters),
-            profile=message.profile or self._defaults.profile,
-        )
+        defaults = self._defaults
+        if policy:
+            defaults = replace(defaults, policy=policy, policy_parameters=dict(parameters))
+        else:
+            defaults = replace(defaults, policy_parameters={**defaults.policy_parameters, **parameters})
         with contextlib.suppress(PolicyCannotDecide):  # the session will be refused, with the reason
-            await asyncio.to_thread(warm_up, defaults)
-            self._warm.add(message.policy)
+            await asyncio.to_thread(warm_up, replace(defaults, profile=profile or defaults.profile))
+            if len(self._warm) >= MOST_WARM_POLICIES:
+                self._warm.clear()
+            self._warm.add(wanted)
 
     def _no_room(self) -> SessionError:
         if self._draining:
@@ -200,10 +208,28 @@ def _engine_names(engine: pb.EngineInfo) -> dict[str, str]:
     return {key: shortened(name) for key, name in names.items() if name}
 
 
+def _prediction_errors(session: Session) -> dict[str, float | int]:
+    """Returns how far the session's policy was off, if it predicts."""
+    errors = session.prediction_errors
+    summary = errors.summary() if errors is not None else None
+    if summary is None or summary.iterations == 0:
+        return {}
+    return {
+        "predictions_measured": summary.iterations,
+        "prediction_error_percent": round(100 * summary.mape, 2),
+        "prediction_bias_ms": round(1e3 * summary.bias_seconds, 3),
+    }
+
+
 def _log_answer(log: Any, session: Session, answer: Response) -> None:
     """Logs what is not an everyday answer; structlog's loggers have no common type."""
     if isinstance(answer, SessionOpened):
-        log.info("session opened", policy=answer.policy_version, mode=answer.mode.name.lower())
+        log.info(
+            "session opened",
+            policy=answer.policy_version,
+            predictor=answer.model_version or None,
+            mode=answer.mode.name.lower(),
+        )
     elif isinstance(answer, SessionError):
         failure = session.failure if answer.reason is ErrorReason.INTERNAL else None
         log.warning("message refused", reason=answer.reason.name.lower(), error=answer.message, exc_info=failure)

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
+from predictor.counters import ErrorCounters
 from sidecar.guard import enforce_limits
 from sidecar.policies import registry
 from sidecar.policies.base import Plan, Policy, PolicyContext
@@ -140,6 +141,12 @@ class Session:
     def mirror(self) -> Mirror:
         """The mirror of the engine's queues; there is one once the session is open."""
         return self._mirror
+
+    @property
+    def prediction_errors(self) -> ErrorCounters | None:
+        """How far the policy's predictions were off; None if it predicts nothing."""
+        errors = getattr(self._policy, "prediction_errors", None) if self.state is not State.NEW else None
+        return errors if isinstance(errors, ErrorCounters) else None
 
     def _open(self, message: OpenSession) -> SessionOpened:
         checks.check_open(message)

@@ -1,53 +1,39 @@
-"""Round trips of the real client to a real sidecar, Unix socket, back to back: ``pytest -m bench tests/bench``."""
+"""Round trips of the real client to a real sidecar, back to back: ``pytest -m bench tests/bench``."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-from engine_adapter.client import ClientSettings, SchedulerClient
-from engine_adapter.simulated.engine import SimulatedEngine
 from engine_adapter.simulated.profiles import load_profile
 from engine_adapter.simulated.timing import ProfileTimer
-from evaluation.recording import RecordingSource
+from evaluation.bench.loads import decoding_feed
+from evaluation.bench.states import engine_limits
+from evaluation.bench.transport import WARM_UP, Transport, free_address, measure_run
 from evaluation.sidecar_process import SidecarProcess
-from evaluation.simulate import open_client
-from slidingserve.contract.values import EngineLimits, OpenSession
-from tests.bench.feeds import decoding_feed
+from slidingserve.contract.values import OpenSession
 
 pytestmark = pytest.mark.bench
-WARM_UP, ITERATIONS = 300, 3000
+ITERATIONS = 3000
+PROFILE = "h100-tp1"
 
 
 @pytest.mark.parametrize("live", [32, 256, 1024])
-def test_round_trip(benchmark: Any, live: int) -> None:
-    limits = EngineLimits(16384, live, 200 * live, 16)
-    opening = OpenSession(limits)
-    seconds: list[float] = []
-    with SidecarProcess() as sidecar:
-        client = SchedulerClient(ClientSettings(sidecar.address, deadline_seconds=None), on_round_trip=seconds.append)
-        try:
-            open_client(client, opening, sidecar)
-            source = RecordingSource(client)
-            feed = decoding_feed(live, WARM_UP + ITERATIONS + 10)
-            engine = SimulatedEngine(feed, limits, ProfileTimer(load_profile("h100-tp1")), source)
-
-            def run() -> None:
-                seconds.clear()
-                for _ in range(ITERATIONS):
-                    engine.step()
-
-            for _ in range(WARM_UP):
-                engine.step()
-            benchmark.pedantic(run, rounds=1, iterations=1)
-        finally:
-            client.close()
-    p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
-    core = np.percentile(source.decision_seconds()[WARM_UP:], 50) * 1e6
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+@pytest.mark.parametrize("policy", ["vllm", "slidingserve"])
+def test_round_trip(benchmark: Any, policy: str, transport: Transport, live: int) -> None:
+    """The same requests decode all the time."""
+    opening = OpenSession(engine_limits(live), policy=policy, profile=PROFILE)
+    feed = decoding_feed(live, WARM_UP + ITERATIONS + 10)
+    timer = ProfileTimer(load_profile(PROFILE))
+    with SidecarProcess(address="" if transport == "unix" else free_address()) as sidecar:
+        arguments = ("decoding", transport, feed, opening, timer, sidecar, ITERATIONS)
+        cost = benchmark.pedantic(measure_run, arguments, rounds=1, iterations=1)
     benchmark.extra_info.update(
-        p50_ms=round(float(p50), 3), p99_ms=round(float(p99), 3), core_p50_us=round(float(core), 1)
+        p50_ms=round(1e3 * cost.round_trip.p50, 3),
+        p99_ms=round(1e3 * cost.round_trip.p99, 3),
+        core_p50_us=round(1e6 * cost.core.p50, 1),
     )
-    print(f"\n{live} requests: {benchmark.extra_info}")
-    assert client.counters.total_fallbacks == 0
+    print(f"\n{policy}, {transport}, {live} requests: {benchmark.extra_info}")
+    assert cost.batch == live

@@ -12,26 +12,25 @@ import pytest
 from engine_adapter.simulated.engine import SimulatedEngine
 from engine_adapter.simulated.profiles import load_profile
 from engine_adapter.simulated.timing import ProfileTimer
-from evaluation.inprocess import InProcessSource
-from slidingserve.contract.values import EngineLimits, OpenSession
-from tests.bench.feeds import decoding_feed, steady_feed
+from evaluation.bench.loads import Load, make_load, open_source
+from evaluation.bench.states import engine_limits
+from slidingserve.contract.values import OpenSession
 
 pytestmark = pytest.mark.bench
 ITERATIONS = 2000
 ROUNDS = 5
+PROFILE = "h100-tp1"
 
 
 @pytest.mark.parametrize("live", [10, 100, 256, 1000])
-@pytest.mark.parametrize("turnover", [True, False], ids=["turnover", "decoding"])
-def test_iterations(benchmark: Any, live: int, turnover: bool) -> None:
+@pytest.mark.parametrize("load", ["turnover", "decoding"])
+@pytest.mark.parametrize("policy", ["vllm", "slidingserve"])
+def test_iterations(benchmark: Any, policy: str, load: Load, live: int) -> None:
     """With turnover requests come and go (150 output tokens on average); without, the same ones decode all the time."""
-    limits = EngineLimits(4096, live, 1000 * live, 16)
-    source = InProcessSource()
-    source.open(OpenSession(limits))
-    timer = ProfileTimer(load_profile("h100-tp1"))
-    iterations = (ROUNDS + 2) * ITERATIONS
-    feed = steady_feed(live, iterations, limits, timer) if turnover else decoding_feed(live, iterations)
-    engine = SimulatedEngine(feed, limits, timer, source)
+    opening = OpenSession(engine_limits(live), policy=policy, profile=PROFILE)
+    timer = ProfileTimer(load_profile(PROFILE))
+    feed = make_load(load, live, (ROUNDS + 2) * ITERATIONS, opening, timer)
+    engine = SimulatedEngine(feed, opening.limits, timer, open_source(opening))
 
     def run() -> None:
         for _ in range(ITERATIONS):
@@ -41,4 +40,4 @@ def test_iterations(benchmark: Any, live: int, turnover: bool) -> None:
     benchmark.pedantic(run, rounds=ROUNDS, iterations=1)
     benchmark.extra_info["iterations_per_second"] = round(ITERATIONS / benchmark.stats.stats.min)
     benchmark.extra_info["live"] = engine.live
-    print(f"\n{live} live, turnover {turnover}: {benchmark.extra_info}")
+    print(f"\n{policy}, {live} live, {load}: {benchmark.extra_info}")

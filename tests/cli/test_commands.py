@@ -5,15 +5,17 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from sidecar.policies.registry import find
 from slidingserve import __version__
 from tests.cli.runner import command, complaint, environment, run, run_here
 from tests.service.support import wait_until
 
-COMMANDS = ("serve", "check-config", "simulate", "policies", "profiles", "version")
+COMMANDS = ("serve", "check-config", "simulate", "bench", "policies", "profiles", "predictor", "version")
 
 
 def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
@@ -49,9 +51,27 @@ def test_version() -> None:
 def test_policies_with_parameters_and_defaults() -> None:
     listed = run_here("policies")
     assert listed.status == 0
-    assert listed.stdout.startswith("vllm: ")
-    assert "    max_tokens = 0\n" in listed.stdout
-    assert "    reserve_full_prompt = True\n" in listed.stdout
+    ours, vllm = listed.stdout.split("vllm: ")
+    assert ours.startswith("slidingserve: ")
+    assert "    clamp_chunk = true in robust, false in paper\n" in ours
+    assert "    max_tokens = 0\n" in vllm
+    assert "    reserve_full_prompt = true\n" in vllm
+
+
+@pytest.mark.parametrize("name", ["slidingserve", "vllm"])
+def test_every_parameter_of_a_policy_is_explained(name: str) -> None:
+    explained = run_here("policies", name)
+    assert explained.status == 0
+    lines = explained.stdout.splitlines()
+    for parameter in fields(find(name).parameters):
+        (place,) = (i for i, line in enumerate(lines) if line.startswith(f"    {parameter.name} = "))
+        assert len(lines[place + 1].split()) > 2, f"{parameter.name}: {lines[place + 1]}"
+
+
+def test_an_unknown_policy_cannot_be_explained() -> None:
+    ended = run_here("policies", "nope")
+    assert ended.status == 2
+    assert "'nope'; use one of: slidingserve, vllm" in ended.stderr
 
 
 def test_no_command_shows_the_help_and_a_wrong_one_is_named() -> None:

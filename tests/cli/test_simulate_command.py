@@ -100,7 +100,8 @@ def test_both_transports_give_the_same_allocations(over_grpc: Ended) -> None:
 
 def test_seed_and_slos_count() -> None:
     def digest_of(*more: str) -> dict[str, object]:
-        ended = run_here("simulate", *SMALL, "--transport", "inprocess", "--json", "-", *more)
+        options = ("--policy", "vllm", "--transport", "inprocess", "--json", "-")
+        ended = run_here("simulate", *SMALL, *options, *more)
         (result,) = json.loads(ended.stdout)["runs"]
         return {name: result[name] for name in ("allocation_digest", "violations")}
 
@@ -125,8 +126,11 @@ def test_trace_file(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text(TRACE)
     ended = run_here("simulate", "--trace", str(trace), "--transport", "inprocess", "--json", "-")
-    (result,) = json.loads(ended.stdout)["runs"]
-    assert (result["workload"], result["requests"]) == ("trace.csv", 2)
+    runs = json.loads(ended.stdout)["runs"]
+    assert [(run["policy"], run["workload"], run["requests"]) for run in runs] == [
+        ("vllm", "trace.csv", 2),
+        ("slidingserve", "trace.csv", 2),
+    ]
 
 
 @pytest.mark.parametrize("place", ["no/results.json", ".", "locked/results.json"])

@@ -12,6 +12,7 @@ from typing import Any
 
 from predictor.features import CONTEXT, DECODE_CONTEXT, DECODES, ROW, TOKENS
 from predictor.forecast import features_between, fill_seconds, predicted_seconds, time_to_budget
+from sidecar.policies.slidingserve.intake import FAR_SECONDS
 from sidecar.policies.slidingserve.workspace import Workspace
 from slidingserve.contract.values import Floats
 from slidingserve.jit import kernel
@@ -22,36 +23,42 @@ _SAME_SECONDS = 1e-12  # rounding of a sum of predictions
 @kernel
 def choose_budget(work: Workspace, rows: int, rules: Any, facts: Any, model: Floats) -> float:
     """Returns the budget of this iteration; at least the decodes. O(budget / step + rows), plus the search."""
-    now, right, settled = budget_now(work, rows, rules, facts, model)
+    now, settled = budget_now(work, rows, rules, facts, model)
     if settled or rules.window == 1:
-        return right
+        return now
     decodes: float = work.fill[0, TOKENS]
     highest = highest_budget(decodes, rules)
+    right = now if rules.clamp_chunk else highest
     both = now + budget_within(facts.slack_seconds[1], highest, work, rows, rules, model)
     if rules.clamp_budget_sum:
         both = min(both, facts.prompt_tokens + 2.0 * decodes)  # the decodes run in both iterations
     left = decodes
     if rules.cap_next_budget:
         left = min(max(left, both - highest), right)
-    return least_time(work, rows, left, right, both, rules, model)
+    budget = least_time(work, rows, left, right, both, rules, model)
+    if rules.clamp_chunk:  # fewer tokens may take longer than more of them
+        seconds = fill_seconds(work.fill, rows, budget, work.scratch, model)
+        if seconds * rules.safety > facts.slack_seconds[0]:
+            return now
+    return budget
 
 
 @kernel
-def budget_now(work: Workspace, rows: int, rules: Any, facts: Any, model: Floats) -> tuple[float, float, bool]:
-    """Returns what T_cur buys, the largest budget to be considered, and whether that is all there is to it."""
+def budget_now(work: Workspace, rows: int, rules: Any, facts: Any, model: Floats) -> tuple[float, bool]:
+    """Returns what T_cur buys, B at most, and whether there is nothing to weigh: nobody waits, or everything fits."""
     decodes: float = work.fill[0, TOKENS]
     everything = decodes + facts.prompt_tokens
     highest = highest_budget(decodes, rules)
+    if facts.slack_seconds[0] >= FAR_SECONDS:  # nobody waits for his next token
+        return min(highest, everything), True
     now = budget_within(facts.slack_seconds[0], highest, work, rows, rules, model)
-    if rules.take_all_that_fits and everything <= now:
-        return now, everything, True
-    return now, min(highest, now) if rules.clamp_chunk else highest, False
+    return now, rules.take_all_that_fits and everything <= now
 
 
 @kernel
 def highest_budget(decodes: float, rules: Any) -> float:
     """Returns B, raised so that a cap below the number of decodes does not stop every prompt for good."""
-    highest: float = max(float(rules.budget), decodes + rules.step_tokens)
+    highest: float = max(float(rules.budget), min(decodes + rules.step_tokens, float(rules.limit)))
     return highest
 
 

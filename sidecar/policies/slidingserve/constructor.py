@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from predictor.features import TOKENS
+from predictor.features import ROW, TOKENS, add_chunk
+from predictor.forecast import predicted_seconds
 from sidecar.policies.slidingserve.chunker import budget_within, highest_budget
 from sidecar.policies.slidingserve.workspace import Workspace
 from slidingserve.contract.values import Floats
@@ -35,6 +36,11 @@ def construct(
         if capacity < 0:
             continue
         count, value, tokens = pack(work, candidates, capacity // rules.knapsack_step_tokens)
+        if rules.recheck_batch:
+            limit_seconds = anchor_seconds(work, anchor, rules, facts) / rules.safety
+            if not keep_within(work, anchor, candidates, limit_seconds, model):
+                continue
+            count, value, tokens = total_of(work, candidates)
         count += 1
         value += own_value
         tokens += work.pool[work.lines[anchor].row].remaining
@@ -68,9 +74,7 @@ def gather(
     means that the anchor cannot be saved. O(kept), plus a TimeToBudget.
     """
     chosen = work.pool[work.lines[anchor].row]
-    seconds = chosen.slack
-    if rules.anchor_within_tbt:
-        seconds = min(seconds, facts.slack_seconds[0])
+    seconds = anchor_seconds(work, anchor, rules, facts)
     decodes: float = work.fill[0, TOKENS]
     budget = budget_within(seconds, highest_budget(decodes, rules), work, rows, rules, model)
     capacity = int(budget - decodes)
@@ -79,11 +83,11 @@ def gather(
     capacity -= chosen.remaining
     slack_sum = chosen.slack if rules.anchor_in_sums else 0.0
     token_sum = float(chosen.remaining) if rules.anchor_in_sums else 0.0
-    most = rules.max_candidates if rules.max_candidates > 0 else kept
+    most = len(work.best) - 1
     count = 0
     for place in range(kept):
         prompt = work.pool[work.lines[place].row]
-        if place == anchor or prompt.slack < chosen.slack:
+        if place == anchor or prompt.slack < chosen.slack or not prompt.whole:
             continue
         slack_sum += prompt.slack
         token_sum += prompt.remaining
@@ -97,6 +101,38 @@ def gather(
         work.lines[position].value = value_of(prompt.slack, prompt.remaining, slack_sum, token_sum)
     own = value_of(chosen.slack, chosen.remaining, slack_sum, token_sum) if rules.anchor_in_sums else 0.0
     return count, capacity, budget, own
+
+
+@kernel
+def anchor_seconds(work: Workspace, anchor: int, rules: Any, facts: Any) -> float:
+    """Returns how long a batch around an anchor may take."""
+    seconds: float = work.pool[work.lines[anchor].row].slack
+    return min(seconds, facts.slack_seconds[0]) if rules.anchor_within_tbt else seconds
+
+
+@kernel
+def keep_within(work: Workspace, anchor: int, count: int, limit_seconds: float, model: Floats) -> bool:
+    """Gives back what was taken, the least value first, until the batch is predicted to be in time.
+
+    Returns whether the anchor at least is. O(count) for each that is given back, and once more.
+    """
+    while True:
+        for column in range(ROW):
+            work.scratch[column] = work.fill[0, column]
+        prompt = work.pool[work.lines[anchor].row]
+        add_chunk(work.scratch, prompt.remaining, prompt.context)
+        least = -1
+        for item in range(count):
+            if work.lines[item].weight < 0:
+                prompt = work.pool[work.lines[work.lines[item].member].row]
+                add_chunk(work.scratch, prompt.remaining, prompt.context)
+                if least < 0 or work.lines[item].value < work.lines[least].value:
+                    least = item
+        if predicted_seconds(work.scratch, model) <= limit_seconds:
+            return True
+        if least < 0:
+            return False
+        work.lines[least].weight = -work.lines[least].weight
 
 
 @kernel
@@ -118,29 +154,28 @@ def pack(work: Workspace, count: int, cells: int) -> tuple[int, float, int]:
     if weight_sum <= cells:
         for item in range(count):
             work.lines[item].weight = -work.lines[item].weight
-        return _total(work, count)
-    best, taken = work.best, work.taken
+        return total_of(work, count)
+    best = work.best
     for cell in range(cells + 1):
-        best[cell] = 0.0
+        best[0, cell] = 0.0
     for item in range(count):
-        weight = work.lines[item].weight
+        weight = min(work.lines[item].weight, cells + 1)
         value = work.lines[item].value
-        for cell in range(min(weight, cells + 1)):
-            taken[item, cell] = False
-        for cell in range(cells, weight - 1, -1):
-            other = best[cell - weight] + value
-            taken[item, cell] = other > best[cell]
-            best[cell] = max(best[cell], other)
+        for cell in range(weight):
+            best[item + 1, cell] = best[item, cell]
+        for cell in range(weight, cells + 1):  # row by row, without branches: this vectorises
+            best[item + 1, cell] = max(best[item, cell], best[item, cell - weight] + value)
     cell = cells
     for item in range(count - 1, -1, -1):
-        if taken[item, cell]:
+        if best[item + 1, cell] > best[item, cell]:
             cell -= work.lines[item].weight
             work.lines[item].weight = -work.lines[item].weight
-    return _total(work, count)
+    return total_of(work, count)
 
 
 @kernel
-def _total(work: Workspace, count: int) -> tuple[int, float, int]:
+def total_of(work: Workspace, count: int) -> tuple[int, float, int]:
+    """Returns what is taken of the first ``count`` members: how many, their value, their tokens. O(count)."""
     members = 0
     value = 0.0
     tokens = 0

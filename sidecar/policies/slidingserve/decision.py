@@ -59,8 +59,8 @@ def decide_batch(
         return count, victim_count, 0, DECODE, 0, facts.decode_seconds
     measure_window(requests, entries, count, rules, facts)
     write_keys(work, prompts, rules, throughput)
-    sort_keys(work.lines, prompts)
-    kept, rows = line_up(work, prompts, rules, facts)
+    keys = work.keys[sort_keys(work.keys, prompts)]
+    kept, rows = line_up(work, keys, prompts, rules, facts)
     facts.rows = rows
     demoted_count = list_demoted(work, kept, demoted) if rules.expired_last else 0
     full_budget = min(highest_budget(work.batch[TOKENS], rules), work.fill[rows, TOKENS])

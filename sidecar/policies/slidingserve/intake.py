@@ -2,7 +2,8 @@
 
 KV capacity comes first: if the decodes' next tokens do not fit, running requests are preempted from the tail, as vLLM
 does. A waiting request takes part only while its whole prompt fits beside what running prompts still need, so that no
-two prompts block each other half-way.
+two prompts block each other half-way. Where running prompts need more blocks than there are all the same (an engine may
+have admitted them by its own rules), each gets what its turn in the order leaves.
 """
 
 from __future__ import annotations
@@ -104,6 +105,8 @@ def add_prompt(requests: Table, slot: int, blocks: int, count: int, pool: Table,
     prompt.context = request.computed
     prompt.slack = slack_seconds(requests, slot, facts.now_seconds)
     prompt.blocks = blocks
+    prompt.room = request.blocks * rules.block_tokens - request.computed
+    prompt.whole = True
     prompt.waiting = request.state == WAITING
     prompt.expired = prompt.slack <= 0.0
     prompt.chosen = False
@@ -129,12 +132,13 @@ def take_in(
 ) -> tuple[int, int, int]:
     """Writes every decode into the entries and every prompt into the pool, and fills in the facts.
 
-    ``facts`` comes with the time, the throughput and the free KV blocks; it leaves with the blocks that decodes and
-    running prompts do not need. Returns (decodes, victims, prompts). O(live requests).
+    ``facts`` comes with the time, the throughput and the free KV blocks. Returns (decodes, victims, prompts). O(live
+    requests).
     """
-    last, victim_count, free_blocks = make_room(
+    last, victim_count, facts.free_blocks = make_room(
         requests, running, bounds[RUNNING_COUNT], victims, facts.free_blocks, rules.block_tokens
     )
+    open_blocks = facts.free_blocks
     clear(work.batch)
     decodes = 0
     prompts = 0
@@ -149,7 +153,7 @@ def take_in(
             decodes += 1
         elif requests[slot].target > requests[slot].computed:
             blocks = extra_blocks(requests[slot].target, requests[slot].blocks, rules.block_tokens)
-            free_blocks -= blocks
+            open_blocks -= blocks
             add_prompt(requests, slot, blocks, prompts, work.pool, rules, facts)
             prompts += 1
     facts.seats = rules.max_sequences - last if may_admit and victim_count == 0 else 0
@@ -157,10 +161,10 @@ def take_in(
         for position in range(bounds[WAITING_START], bounds[WAITING_STOP]):
             slot = waiting[position]
             blocks = blocks_for(requests[slot].target, rules.block_tokens)
-            if blocks <= free_blocks:
+            if blocks <= open_blocks:
                 add_prompt(requests, slot, blocks, prompts, work.pool, rules, facts)
                 prompts += 1
-    facts.free_blocks = free_blocks
+    facts.open_blocks = open_blocks
     facts.decode_seconds = predicted_seconds(work.batch, model)
     return decodes, victim_count, prompts
 
@@ -185,6 +189,6 @@ def measure_window(requests: Table, entries: Table, decodes: int, rules: Any, fa
             third = min(third, slack + 2.0 * tbt)
             fourth = min(fourth, slack + 3.0 * tbt)
     facts.slack_seconds[0] = first
-    facts.slack_seconds[1] = second - first
-    facts.slack_seconds[2] = third - second
-    facts.slack_seconds[3] = fourth - third
+    facts.slack_seconds[1] = second - first if first < FAR_SECONDS else FAR_SECONDS
+    facts.slack_seconds[2] = third - second if first < FAR_SECONDS else FAR_SECONDS
+    facts.slack_seconds[3] = fourth - third if first < FAR_SECONDS else FAR_SECONDS

@@ -30,7 +30,7 @@ def choose_over_window(work: Workspace, rows: int, rules: Any, facts: Any, model
 
     O(window x cells^2) predictions for at most 64 cells.
     """
-    _, right, settled = budget_now(work, rows, rules, facts, model)
+    right, settled = budget_now(work, rows, rules, facts, model)
     if settled:
         return right
     decodes: float = work.fill[0, TOKENS]
@@ -77,7 +77,7 @@ def choose_most_tokens(work: Workspace, rows: int, rules: Any, facts: Any, model
     Maximises b + b' with T(b) <= T_cur and T(b) + T(b') <= T_cur + T_next, the queue advanced in between. Every fourth
     step is looked at; ties go to the larger b. O((budget / step)^2 / 4) predictions.
     """
-    _, right, settled = budget_now(work, rows, rules, facts, model)
+    right, settled = budget_now(work, rows, rules, facts, model)
     if settled:
         return right
     decodes: float = work.fill[0, TOKENS]

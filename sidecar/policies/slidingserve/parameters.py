@@ -7,12 +7,66 @@ The published algorithms leave holes (numbered below as in docs/policies.md). ``
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 MODES = ("robust", "paper")
 OBJECTIVES = ("min_time", "max_tokens")
 PROTECTIONS = ("none", "priority", "running")
 MOST_WINDOWS = 4
+MOST_TOKENS = 1_000_000
+
+
+CORRECTIONS = (
+    "clamp_chunk",
+    "clamp_next_budget",
+    "cap_next_budget",
+    "advance_queue",
+    "skip_lost_decodes",
+    "expired_last",
+    "drop_expired_risks",
+    "chunk_if_infeasible",
+    "anchor_within_tbt",
+    "recheck_batch",
+    "clamp_budget_sum",
+    "take_all_that_fits",
+    "prefill_throughput",
+)
+"""Switches that are on in ``robust`` and off in ``paper``."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "robust": {
+        "step_tokens": 16,
+        "knapsack_step_tokens": 16,
+        "max_anchors": 8,
+        "max_candidates": 32,
+        "anchor_in_sums": False,
+        **dict.fromkeys(CORRECTIONS, True),
+    },
+    "paper": {
+        "step_tokens": 1,
+        "knapsack_step_tokens": 1,
+        "max_anchors": 0,
+        "max_candidates": 0,
+        "anchor_in_sums": True,
+        **dict.fromkeys(CORRECTIONS, False),
+    },
+}
+"""What each mode says of the settings that are left out."""
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "max_tokens": (0, MOST_TOKENS),
+    "max_stretch": (1.0, 1000.0),
+    "alpha": (0.0, 1e6),
+    "eps_seconds": (1e-6, 60.0),
+    "throughput_window": (1, 10_000),
+    "safety": (0.5, 10.0),
+    "tolerance_tokens": (2, 100_000),
+    "window": (1, MOST_WINDOWS),
+    "step_tokens": (1, 4096),
+    "knapsack_step_tokens": (1, 4096),
+    "max_anchors": (0, 100_000),
+    "max_candidates": (0, 100_000),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +95,7 @@ class SlidingServeParameters:
         step_tokens: budgets looked at by TimeToBudget are multiples of it.
         knapsack_step_tokens: knapsack weights are rounded up to multiples of it (9).
         max_anchors: most requests at risk that a batch is constructed around, the least slack first; 0: all (9).
-        max_candidates: most requests that compete for a constructed batch; 0: all (9).
+        max_candidates: most requests that compete for a constructed batch; 0: all that a table of 64 MB holds (9).
         clamp_chunk: a chunk may not take longer than the decodes can wait (1).
         clamp_next_budget: the next iteration's budget holds at least the decodes (2).
         cap_next_budget: B binds the next iteration too; without, all prompts may be left to it, again and again (14).
@@ -51,6 +105,8 @@ class SlidingServeParameters:
         drop_expired_risks: they are not at risk of anything any more (7).
         chunk_if_infeasible: if no request at risk can be saved, chunk as usual (7).
         anchor_within_tbt: a constructed batch may not take longer than the decodes can wait (8).
+        recheck_batch: a constructed batch is predicted as it is, and prompts of least value leave it until it is in
+            time; TimeToBudget has priced the prompts in their order, not those that were chosen (15).
         clamp_budget_sum: no more tokens are spread over the window than there are (10).
         take_all_that_fits: everything goes at once if the decodes can wait for it (10).
         anchor_in_sums: the request at risk counts in the sums of its candidates' values (11).
@@ -60,6 +116,8 @@ class SlidingServeParameters:
             iterations: a stretch of decodes says nothing about how fast a prompt is computed.
     """
 
+    presets: ClassVar[dict[str, dict[str, Any]]] = PRESETS
+
     mode: str = "robust"
     model: str = ""
     max_tokens: int = 0
@@ -68,7 +126,7 @@ class SlidingServeParameters:
     eps_seconds: float = 0.001
     throughput_window: int = 64
     protect: str = "priority"
-    safety: float | None = None
+    safety: float = 1.0
     tolerance_tokens: int = 30
     window: int = 2
     objective: str = "min_time"
@@ -85,11 +143,12 @@ class SlidingServeParameters:
     drop_expired_risks: bool | None = None
     chunk_if_infeasible: bool | None = None
     anchor_within_tbt: bool | None = None
+    recheck_batch: bool | None = None
     clamp_budget_sum: bool | None = None
     take_all_that_fits: bool | None = None
     anchor_in_sums: bool | None = None
-    expected_decodes: bool | None = None
-    fill_remainder: bool | None = None
+    expected_decodes: bool = False
+    fill_remainder: bool = False
     prefill_throughput: bool | None = None
 
     def __post_init__(self) -> None:
@@ -108,66 +167,3 @@ class SlidingServeParameters:
         preset = PRESETS[self.mode]
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: preset[name] if value is None else value for name, value in values.items()}
-
-
-_RANGES: dict[str, tuple[float, float]] = {
-    "max_tokens": (0, 1_000_000),
-    "max_stretch": (1.0, 1000.0),
-    "alpha": (0.0, 1e6),
-    "eps_seconds": (1e-6, 60.0),
-    "throughput_window": (1, 10_000),
-    "safety": (0.5, 10.0),
-    "tolerance_tokens": (2, 100_000),
-    "window": (1, MOST_WINDOWS),
-    "step_tokens": (1, 4096),
-    "knapsack_step_tokens": (1, 4096),
-    "max_anchors": (0, 100_000),
-    "max_candidates": (0, 100_000),
-}
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "robust": {
-        "safety": 1.0,
-        "step_tokens": 16,
-        "knapsack_step_tokens": 16,
-        "max_anchors": 8,
-        "max_candidates": 32,
-        "clamp_chunk": True,
-        "clamp_next_budget": True,
-        "cap_next_budget": True,
-        "advance_queue": True,
-        "skip_lost_decodes": True,
-        "expired_last": True,
-        "drop_expired_risks": True,
-        "chunk_if_infeasible": True,
-        "anchor_within_tbt": True,
-        "clamp_budget_sum": True,
-        "take_all_that_fits": True,
-        "anchor_in_sums": False,
-        "expected_decodes": True,
-        "fill_remainder": False,
-        "prefill_throughput": True,
-    },
-    "paper": {
-        "safety": 1.0,
-        "step_tokens": 1,
-        "knapsack_step_tokens": 1,
-        "max_anchors": 0,
-        "max_candidates": 0,
-        "clamp_chunk": False,
-        "clamp_next_budget": False,
-        "cap_next_budget": False,
-        "advance_queue": False,
-        "skip_lost_decodes": False,
-        "expired_last": False,
-        "drop_expired_risks": False,
-        "chunk_if_infeasible": False,
-        "anchor_within_tbt": False,
-        "clamp_budget_sum": False,
-        "take_all_that_fits": False,
-        "anchor_in_sums": True,
-        "expected_decodes": False,
-        "fill_remainder": False,
-        "prefill_throughput": False,
-    },
-}

@@ -22,7 +22,7 @@ from sidecar.policies.slidingserve.decision import (
     chunk_most_tokens,
     decide_batch,
 )
-from sidecar.policies.slidingserve.parameters import PROTECTIONS, SlidingServeParameters
+from sidecar.policies.slidingserve.parameters import MOST_TOKENS, PROTECTIONS, SlidingServeParameters
 from sidecar.policies.slidingserve.throughput import Memory, Planned, Throughput
 from sidecar.policies.slidingserve.workspace import FACTS, RULES, make_workspace
 from sidecar.queues import Queues, Table
@@ -44,7 +44,7 @@ class SlidingServePolicy:
         self.model_version = model.version
         self._model = model.pack()
         resolved = parameters.resolved()
-        limit = context.limits.max_tokens_per_iteration
+        limit = min(context.limits.max_tokens_per_iteration, MOST_TOKENS)
         self.max_tokens: int = min(
             resolved["max_tokens"] or cap_tokens(self._model, resolved["max_stretch"], limit), limit
         )
@@ -89,8 +89,7 @@ class SlidingServePolicy:
 
     def _take_measurement(self, iteration: IterationState, plan: Plan) -> None:
         """Hands the duration of the last finished iteration to what learns from it."""
-        if not plan.executed:
-            self._memory.forget_last()
+        self._memory.follow(iteration.step, plan.executed)
         if iteration.last_iteration_seconds > 0.0 and not iteration.last_iteration_censored:
             finished = iteration.step - 1 - iteration.pipeline_depth
             self._memory.measure(finished, iteration.last_iteration_seconds)
@@ -101,6 +100,7 @@ def make_rules(resolved: dict[str, Any], context: PolicyContext, max_tokens: int
     rules: Table = np.zeros(1, RULES)
     special = {
         "budget": max_tokens,
+        "limit": context.limits.max_tokens_per_iteration,
         "block_tokens": context.limits.kv_block_tokens,
         "max_sequences": context.limits.max_sequences,
         "chunk_here": chunker_of(resolved) is None,

@@ -81,15 +81,22 @@ class Memory:
         """Remembers a plan."""
         self._planned.append(planned)
 
-    def forget_last(self) -> None:
-        """The last plan was not executed as it was."""
-        if self._planned:
+    def follow(self, step: int, executed: bool) -> None:
+        """Says that ``step`` is next, and whether the engine executed the plan of the step before to the letter.
+
+        Where the policy was not asked in between, nobody knows what became of its last plan, and after a snapshot steps
+        may be numbered anew: everything is forgotten.
+        """
+        if self._planned and self._planned[-1].step != step - 1:
+            self._planned.clear()
+        elif self._planned and not executed:
             self._planned.pop()
 
     def measure(self, step: int, seconds: float) -> None:
-        """Takes the duration of an iteration; ignored if its plan is not known (any more)."""
-        for planned in reversed(self._planned):
+        """Takes the duration of an iteration, once; ignored if its plan is not known (any more)."""
+        for place, planned in enumerate(self._planned):
             if planned.step == step:
+                del self._planned[place]
                 self.throughput.add(planned, seconds)
                 self.errors.add(planned.scenario, planned.predicted_seconds, seconds)
                 return

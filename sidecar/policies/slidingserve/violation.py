@@ -18,14 +18,14 @@ def is_at_risk(slack: float, expired: bool, full_seconds: float, rules: Any) -> 
 def find_risks(work: Workspace, kept: int, full_seconds: float, rules: Any) -> int:
     """Lists the places (in the order) of the prompts at risk in column ``risk``, least slack first, then shortest.
 
-    At most ``max_anchors`` are kept (0: all). Returns how many. O(kept x anchors) with a cap, for each prompt at risk
-    is put into its place among those found so far.
+    One that lacks KV blocks cannot be finished and is none. At most ``max_anchors`` are kept (0: all). Returns how
+    many. O(kept x anchors) with a cap, for each prompt at risk is put into its place among those found so far.
     """
     most = rules.max_anchors if rules.max_anchors > 0 else kept
     count = 0
     for place in range(kept):
         prompt = work.pool[work.lines[place].row]
-        if not is_at_risk(prompt.slack, prompt.expired, full_seconds, rules):
+        if not (prompt.whole and is_at_risk(prompt.slack, prompt.expired, full_seconds, rules)):
             continue
         position = count
         while position > 0:

@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from predictor.features import ROW
 from predictor.forecast import FILL_ROW
 from sidecar.queues import Table
-from slidingserve.contract.values import Floats
+from slidingserve.contract.values import Floats, Ints
 
 PROMPT = np.dtype(
     [
@@ -22,6 +21,8 @@ PROMPT = np.dtype(
         ("context", np.int64),  # u, tokens in the KV cache
         ("slack", np.float64),  # s, seconds to the deadline of its next token
         ("blocks", np.int64),  # KV blocks that it still needs for all of its prompt
+        ("room", np.int64),  # tokens that the KV blocks it holds still take
+        ("whole", np.bool_),  # there are KV blocks for all of r
         ("waiting", np.bool_),  # not admitted yet
         ("protected", np.bool_),  # g
         ("expired", np.bool_),  # its deadline has passed
@@ -32,8 +33,6 @@ PROMPT = np.dtype(
 
 LINE = np.dtype(
     [
-        ("key", np.int64),  # sort keys
-        ("spare", np.int64),  # room for sorting them
         ("row", np.int64),  # rows of the pool in their order of priority: the order
         ("risk", np.int64),  # places in the order of the prompts at risk, least slack first
         ("member", np.int64),  # places in the order of a knapsack's candidates
@@ -46,6 +45,7 @@ LINE = np.dtype(
 RULES = np.dtype(
     [
         ("budget", np.int64),  # B, tokens
+        ("limit", np.int64),  # the engine's own, tokens
         ("block_tokens", np.int64),
         ("max_sequences", np.int64),
         ("alpha", np.float64),
@@ -70,6 +70,7 @@ RULES = np.dtype(
         ("anchor_within_tbt", np.bool_),
         ("clamp_budget_sum", np.bool_),
         ("take_all_that_fits", np.bool_),
+        ("recheck_batch", np.bool_),
         ("anchor_in_sums", np.bool_),
         ("expected_decodes", np.bool_),
         ("fill_remainder", np.bool_),
@@ -81,7 +82,8 @@ FACTS = np.dtype(
     [
         ("now_seconds", np.float64),
         ("throughput", np.float64),  # rho, tokens per second
-        ("free_blocks", np.int64),
+        ("free_blocks", np.int64),  # not needed by decodes
+        ("open_blocks", np.int64),  # nor by running prompts; below 0 if those need more than there are
         ("seats", np.int64),  # waiting requests that may be admitted
         ("prompt_tokens", np.int64),  # sum of r over P
         ("decode_seconds", np.float64),  # predicted time of the decodes alone
@@ -92,38 +94,42 @@ FACTS = np.dtype(
 """What is known of this iteration, one row."""
 
 
+_MOST_CELLS = 1 << 23  # 64 MB that a knapsack may take, whatever budget and number of requests a client has
+
+
 class Workspace(NamedTuple):
     """Buffers for one session; n is the mirror's capacity.
 
     Attributes:
         pool: PROMPT[n], the prompts of this iteration in the order in which they were found.
+        keys: int64[2, n], sort keys, and room for sorting them.
         lines: LINE[n], columns of what is listed along the way.
         fill: float64[n + 1, 10], decodes and prompts in their order, see `predictor.forecast`.
         batch: float64[8], the features of the batch that is decided.
         scratch: float64[8], the features of whatever is being predicted.
-        best: float64[cells + 1], a knapsack's values by capacity.
-        taken: bool[candidates, cells + 1], its choices.
+        best: float64[candidates + 1, cells + 1], a knapsack's values by candidates seen and capacity.
     """
 
     pool: Table
+    keys: Ints
     lines: Table
     fill: Floats
     batch: Floats
     scratch: Floats
     best: Floats
-    taken: NDArray[np.bool_]
 
 
 def make_workspace(capacity: int, rules: Any) -> Workspace:
     """Returns buffers for ``capacity`` live requests under one row of RULES."""
     cells = int(rules["budget"] + rules["step_tokens"]) // int(rules["knapsack_step_tokens"]) + 1
-    candidates = min(int(rules["max_candidates"]) or capacity, capacity)
+    most = min(capacity, _MOST_CELLS // (cells + 1) - 1)
+    candidates = min(int(rules["max_candidates"]) or most, most)
     return Workspace(
         pool=np.zeros(capacity, PROMPT),
+        keys=np.zeros((2, capacity), np.int64),
         lines=np.zeros(capacity, LINE),
         fill=np.zeros((capacity + 1, FILL_ROW)),
         batch=np.zeros(ROW),
         scratch=np.zeros(ROW),
-        best=np.zeros(cells + 1),
-        taken=np.zeros((candidates, cells + 1), np.bool_),
+        best=np.zeros((candidates + 1, cells + 1)),
     )
