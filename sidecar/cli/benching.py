@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
-import typer
-
-from sidecar.cli.failing import check_writable, fail, fail_to_write, quiet_grpc
+from sidecar.cli.delivering import check_writable, deliver
+from sidecar.cli.failing import fail, quiet_grpc
 
 
 def bench(options: dict[str, Any]) -> None:
@@ -27,9 +25,7 @@ def bench(options: dict[str, Any]) -> None:
     from sidecar.policies.registry import PolicyParameterError, PolicySpecError, UnknownPolicyError, UnknownProfileError
 
     file: Path | None = options["json_file"]
-    to_stdout = str(file) == "-"
-    if file is not None and not to_stdout:
-        check_writable(file)
+    check_writable(file)
     try:
         with _progress() as progress:
             result = run_bench(_request(options), progress)
@@ -38,16 +34,7 @@ def bench(options: dict[str, Any]) -> None:
         *(BenchFailed, ClientError, SidecarFailed, DecisionRefused),
     ) as error:
         fail(str(error))
-    text = json.dumps(to_json(result), indent=2)
-    if to_stdout:
-        typer.echo(text)
-        return
-    typer.echo(render(result), nl=False)
-    if file is not None:
-        try:
-            file.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            fail_to_write(file, error.strerror)
+    deliver(to_json(result), render(result).rstrip("\n"), file)
 
 
 def _request(options: dict[str, Any]) -> Any:

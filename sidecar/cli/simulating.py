@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any, get_args
 
-import typer
-
-from sidecar.cli.failing import check_writable, fail, fail_to_write, quiet_grpc
+from sidecar.cli.delivering import check_writable, deliver
+from sidecar.cli.failing import fail, quiet_grpc
 
 
 def simulate(options: dict[str, Any]) -> None:
@@ -29,9 +27,7 @@ def simulate(options: dict[str, Any]) -> None:
     from sidecar.warming import PolicyCannotDecide
 
     file: Path | None = options["json_file"]
-    to_stdout = str(file) == "-"
-    if file is not None and not to_stdout:
-        check_writable(file)
+    check_writable(file)
     try:
         request = _request(options)
         with _Progress() as progress:
@@ -42,16 +38,7 @@ def simulate(options: dict[str, Any]) -> None:
         *(ClientError, SidecarFailed, NoDecision, DecisionRefused, PolicyCannotDecide),
     ) as error:
         fail(str(error))
-    text = json.dumps(to_json(results), indent=2)
-    if to_stdout:
-        typer.echo(text)
-        return
-    typer.echo(render(results))
-    if file is not None:
-        try:
-            file.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            fail_to_write(file, error.strerror)
+    deliver(to_json(results), render(results), file)
 
 
 def _request(options: dict[str, Any]) -> Any:

@@ -243,7 +243,7 @@ def in_time(members: Sequence[int], prompts: Sequence[Prompt], forward: Forward,
     """Whether a batch of these, all that they miss, takes no longer than that."""
     chunks = [(prompts[place].missing, prompts[place].context) for place in members]
     seconds = seconds_of(forward.model, row_of([*flat(forward.decodes), *chunks]))
-    return seconds <= limit_seconds / forward.rules["safety"]
+    return bool(seconds <= limit_seconds / forward.rules["safety"])
 
 
 def construct(prompts: Sequence[Prompt], late: Sequence[int], forward: Forward, tbt_seconds: float) -> list[Solution]:

@@ -120,12 +120,12 @@ def crowded_scenes(draw: st.DrawFn) -> Scene:
         st.builds(
             lambda u, drafts: decoding(1 / 16, u)._replace(speculative=drafts), context, st.sampled_from([0, 0, 2])
         ),
-        st.builds(lambda missing, u: prompt(missing, 1.0, u), st.integers(1, 20), context),
-        st.builds(lambda missing: prompt(missing, 1.0, running=True), st.integers(1, 20)),
+        st.builds(lambda missing, slack, u: prompt(missing, slack, u), st.integers(1, 80), slacks, context),
+        st.builds(lambda missing, slack: prompt(missing, slack, running=True), st.integers(1, 80), slacks),
     )
     waiting = st.builds(lambda missing, slack: prompt(missing, slack), st.integers(1, 40), slacks)
     requests = draw(st.lists(running, min_size=1, max_size=7)) + draw(st.lists(waiting, max_size=3))
-    return Scene(draw(st.permutations(requests)), limits, draw(st.integers(0, 8)))
+    return Scene(draw(st.permutations(requests)), limits, draw(st.integers(0, 12)))
 
 
 parameters = st.fixed_dictionaries(
@@ -175,7 +175,7 @@ def test_decisions(scene: Scene, model: LatencyModel, chosen: dict[str, Any], ma
     assert_right(scene, model, chosen, may_admit)
 
 
-@settings(quick, max_examples=200)
+@settings(quick, max_examples=300)
 @given(crowded_scenes(), straight, st.sampled_from(["robust", "paper"]))
 def test_decisions_where_kv_blocks_are_few(scene: Scene, model: LatencyModel, mode: str) -> None:
     assert_right(scene, model, {"mode": mode, "window": 2})

@@ -124,7 +124,7 @@ def lines() -> dict[str, dict[str, int]]:
     """Lines by case and number of requests."""
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.slidingserve.test_growth"],
+        [sys.executable, "-m", f"tests.slidingserve.{Path(__file__).stem}"],
         cwd=Path(__file__).parents[2],
         env=environment,
         capture_output=True,
