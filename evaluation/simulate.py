@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Literal
 
@@ -76,17 +78,42 @@ def simulate(request: SimulationRequest, progress: Progress = lambda policy, don
     for text in request.policies:
         name, parameters = registry.parse_spec(text)
         registry.build(name, parameters, PolicyContext(limits, profile.name))
-    sidecar = _start_sidecar(request, profile) if request.transport == "grpc" else None
-    with sidecar or nullcontext():
+    with ExitStack() as stack:
+        sidecars = _sidecars(request, profile, stack)
         warm_up_engine(profile)
         workload = make_workload(request, profile)
-        return [_run(request, text, workload, profile, sidecar, progress) for text in request.policies]
+        return [
+            _run(request, text, workload, profile, sidecar, progress)
+            for text, sidecar in zip(request.policies, sidecars, strict=True)
+        ]
 
 
-def _start_sidecar(request: SimulationRequest, profile: HardwareProfile) -> SidecarProcess:
-    """Starts a sidecar, which comes up, and compiles one of our policies, while the requests are made."""
-    ours = [text for text in request.policies if registry.parse_spec(text)[0] in registry.BUILT_IN]
-    return SidecarProcess(("--policy", ours[-1], "--profile", profile.name) if ours else ())
+def _sidecars(
+    request: SimulationRequest, profile: HardwareProfile, stack: ExitStack
+) -> Iterator[SidecarProcess | None]:
+    """Returns a sidecar for each policy, None where no message leaves the process; the stack ends them.
+
+    The first two start at once and each of the others when the one before it is taken into use, so that a policy is
+    compiled while other work goes on.
+    """
+    if request.transport != "grpc":
+        return repeat(None, len(request.policies))
+
+    def start(text: str) -> SidecarProcess:
+        ours = registry.parse_spec(text)[0] in registry.BUILT_IN  # another's may fail, and that is for its run to tell
+        return stack.enter_context(SidecarProcess(("--policy", text, "--profile", profile.name) if ours else ()))
+
+    started = deque(start(text) for text in request.policies[:2])
+
+    def in_turn() -> Iterator[SidecarProcess]:
+        for following in (*request.policies[2:], None, None)[: len(request.policies)]:
+            sidecar = started.popleft()
+            yield sidecar
+            sidecar.close()
+            if following is not None:
+                started.append(start(following))
+
+    return in_turn()
 
 
 def engine_limits(profile: HardwareProfile) -> EngineLimits:

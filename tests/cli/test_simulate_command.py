@@ -235,7 +235,7 @@ def test_sidecar_that_dies_in_mid_run_ends_the_run() -> None:
             wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE, "the sidecar is dead")
 
     with pytest.raises(SidecarFailed, match=r"ended with status -9; it said: .*serving"):
-        run_simulation(SimulationRequest(requests=40), kill)
+        run_simulation(SimulationRequest(policies=("vllm",), requests=40), kill)
 
 
 BROKEN = """

@@ -440,3 +440,13 @@ def test_more_than_64_cells_are_made_larger(model: LatencyModel, missing: int) -
     best, cell = best_firsts(forward, seconds)
     assume(cell)
     assert choose_over_window(lined.work, lined.rows, lined.rules, lined.facts, lined.model) == best
+
+
+@pytest.mark.xfail(strict=True, reason="iterations of a long window are held to TimeToBudget(T_j), not to T_j")
+def test_long_windows_keep_within_it_where_more_tokens_take_less_time() -> None:
+    """300 tokens take 1 ms and fit, 64 take 2 ms and do not; four times 64 are what takes the least time."""
+    table = (0.0, *[0.001] * 63, *[0.002] * 64, *[0.009] * 130, *[0.001] * 100)
+    model = LatencyModel("t/1", "none", {"global": Expert(0.0, (0.0,) * 7)}, table)
+    lined, forward = lined_up(model, [], [(300, 0)], [0.0015] * 4, window=4, max_tokens=320, take_all_that_fits=False)
+    budget = choose_over_window(lined.work, lined.rows, lined.rules, lined.facts, lined.model)
+    assert forward.seconds(budget) <= 0.0015
