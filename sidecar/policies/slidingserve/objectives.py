@@ -46,7 +46,8 @@ def choose_over_window(work: Workspace, rows: int, rules: Any, facts: Any, model
     if cells == 0:
         return right
     budget: float = decodes + cell * _first_part(work, rows, cell, cells, limits, rules, model)
-    return budget
+    seconds = fill_seconds(work.fill, rows, budget, work.scratch, model)
+    return right if seconds * rules.safety > facts.slack_seconds[0] else budget  # fewer tokens may take longer
 
 
 @kernel
