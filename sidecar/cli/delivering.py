@@ -1,4 +1,4 @@
-"""Where results go: a table on stdout, and JSON to a file or to stdout instead."""
+"""Where results go: a table on stdout, JSON to a file or to stdout instead, what was fitted to folders."""
 
 from __future__ import annotations
 
@@ -37,6 +37,14 @@ def deliver(document: dict[str, Any], screen: str, file: Path | None) -> None:
             file.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             _fail_to_write(file, error.strerror)
+
+
+def make_folders(out: Path | None, built_in: Path | None) -> list[Path]:
+    """Returns the folders that what was fitted goes to, those of the two that are given; makes them where missing."""
+    folders = [folder for folder in (out, built_in) if folder is not None]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    return folders
 
 
 def _fail_to_write(file: Path, reason: str | None) -> NoReturn:

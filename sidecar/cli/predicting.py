@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sidecar.cli.delivering import make_folders
 from sidecar.cli.failing import fail
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def fit(
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the drawn iterations.")] = 0,
 ) -> None:
     """Fits models to a profile's iteration times and prints their held-out errors; writes nothing unless told to."""
+    import predictor
     from engine_adapter.simulated.profiles import load_profile, profile_names
     from evaluation.hardware.latency_models import fit_model
 
@@ -121,7 +123,7 @@ def fit(
     with _complaints():
         profiles = [load_profile(name) for name in (profile_names() if profile is None else (profile,))]
         timers = [_times(entry, data) for entry in profiles]
-        targets = _targets(out, write)
+        targets = make_folders(out, Path(predictor.__file__).parent / "models" if write else None)
         for entry, (timer, source) in zip(profiles, timers, strict=True):
             fitted, errors = fit_model(entry, seed=seed, timer=timer, source=source)
             _report(fitted, errors, targets)
@@ -165,18 +167,6 @@ def _times(profile: HardwareProfile, data: Path | None) -> tuple[IterationTimer 
 
     timer = hardware(profile.name).build_timer(resolve_folder(data))
     return timer, f"measured kernel tables of {profile.name}, kernels alone"
-
-
-def _targets(out: Path | None, write: bool) -> list[Path]:
-    """Folders that the fitted models go to."""
-    import predictor
-
-    folders = [out] if out is not None else []
-    if write:
-        folders.append(Path(predictor.__file__).parent / "models")
-    for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
-    return folders
 
 
 def _report(model: LatencyModel, errors: Sequence[ErrorRow], targets: Sequence[Path]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sidecar.cli.delivering import make_folders
 from sidecar.cli.failing import fail
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def fit(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the drawn iterations.")] = 0,
 ) -> None:
     """Fits profiles to the measured kernel tables and prints their held-out error; writes nothing unless told to."""
+    from engine_adapter.simulated import profiles
     from evaluation.hardware.catalog import HARDWARE, hardware
     from evaluation.hardware.fit import fit_profile
     from evaluation.hardware.tables import DataError, resolve_folder
@@ -111,7 +113,7 @@ def fit(
     try:
         folder = resolve_folder(data)
         entries = HARDWARE if name is None else (hardware(name),)
-        targets = _targets(out, write)
+        targets = make_folders(out, Path(profiles.__file__).parent / "profiles" if write else None)
         for entry in entries:
             profile, errors = fit_profile(entry, folder, seed=seed)
             _report(profile, errors, targets)
@@ -154,18 +156,6 @@ def validate(data: DataOption = None) -> None:
         fail(str(error))
     except ImportError as error:
         fail(f"{error}: install the fitting tools with `pip install 'slidingserve[fit]'`")
-
-
-def _targets(out: Path | None, write: bool) -> list[Path]:
-    """Folders that the fitted profiles go to."""
-    from engine_adapter.simulated import profiles
-
-    folders = [out] if out is not None else []
-    if write:
-        folders.append(Path(profiles.__file__).parent / "profiles")
-    for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
-    return folders
 
 
 def _report(profile: HardwareProfile, errors: Sequence[ErrorRow], targets: Sequence[Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -44,6 +45,25 @@ def run(*arguments: str, folder: Path | None = None, **more: str) -> Ended:
         command(*arguments), capture_output=True, text=True, timeout=120, env=environment(**more), cwd=folder
     )
     return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+
+def run_on_a_terminal(*arguments: str) -> tuple[int, bytes, bytes]:
+    """Runs a command whose stderr is a terminal; returns (status, stdout, what the terminal showed)."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        command(*arguments), stdout=subprocess.PIPE, stderr=theirs, env=environment(TERM="xterm", COLUMNS="100")
+    ) as process:
+        os.close(theirs)
+        assert process.stdout is not None
+        results = process.stdout.read()
+        shown = b""
+        try:
+            while chunk := os.read(ours, 65536):
+                shown += chunk
+        except OSError:  # the other end is closed
+            pass
+    os.close(ours)
+    return process.returncode, results, shown
 
 
 def complaint(ended: Ended) -> str:

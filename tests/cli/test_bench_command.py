@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import subprocess
 import sys
 import tempfile
 from dataclasses import replace
@@ -37,7 +34,7 @@ from sidecar.policies.slidingserve.parameters import SlidingServeParameters
 from sidecar.policies.slidingserve.policy import make_rules
 from sidecar.policies.slidingserve.workspace import FACTS, make_workspace
 from slidingserve.contract.values import BatchAllocation, OpenSession
-from tests.cli.runner import command, complaint, environment, run, run_here
+from tests.cli.runner import complaint, run, run_here, run_on_a_terminal
 
 PROFILE = "h100-tp1"
 TINY = Effort(
@@ -255,24 +252,8 @@ def test_folder_that_holds_no_socket_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_progress_is_shown_on_a_terminal_alone() -> None:
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        command("bench", "--quick", "--only", "codec", "--json", "-"),
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        env=environment(TERM="xterm", COLUMNS="100"),
-    ) as process:
-        os.close(theirs)
-        assert process.stdout is not None
-        results = process.stdout.read()
-        shown = b""
-        try:
-            while chunk := os.read(ours, 65536):
-                shown += chunk
-        except OSError:  # the other end is closed
-            pass
-    os.close(ours)
-    assert process.returncode == 0
+    status, results, shown = run_on_a_terminal("bench", "--quick", "--only", "codec", "--json", "-")
+    assert status == 0
     assert b"starting" in shown
     json.loads(results)
 

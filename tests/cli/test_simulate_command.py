@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import pytest
 from evaluation.sidecar_process import SidecarFailed
 from evaluation.simulate import SimulationRequest
 from evaluation.simulate import simulate as run_simulation
-from tests.cli.runner import Ended, command, complaint, environment, run, run_here
+from tests.cli.runner import Ended, complaint, run, run_here, run_on_a_terminal
 from tests.service.support import wait_until
 
 SMALL = ("--requests", "12", "--rate", "4", "--workload", "sharegpt")
@@ -193,24 +191,10 @@ def test_bad_trace_is_named(content: bytes, words: str, tmp_path: Path) -> None:
 
 
 def test_progress_is_shown_on_a_terminal_alone() -> None:
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        command("simulate", "--requests", "60", "--transport", "inprocess", "--json", "-"),
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        env=environment(TERM="xterm", COLUMNS="100"),
-    ) as process:
-        os.close(theirs)
-        assert process.stdout is not None
-        results = process.stdout.read()
-        shown = b""
-        try:
-            while chunk := os.read(ours, 65536):
-                shown += chunk
-        except OSError:  # the other end is closed
-            pass
-    os.close(ours)
-    assert process.returncode == 0
+    status, results, shown = run_on_a_terminal(
+        "simulate", "--requests", "60", "--transport", "inprocess", "--json", "-"
+    )
+    assert status == 0
     assert b"/60 requests" in shown
     json.loads(results)
 

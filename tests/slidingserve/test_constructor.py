@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from predictor.forecast import fill_seconds
 from predictor.model import LatencyModel
 from sidecar.policies.slidingserve.chunker import highest_budget
-from sidecar.policies.slidingserve.constructor import construct, pack
+from sidecar.policies.slidingserve.constructor import construct, pack, total_of
 from sidecar.policies.slidingserve.parameters import SlidingServeParameters
 from sidecar.policies.slidingserve.violation import find_risks
 from tests.predictor.reference import row_of, seconds_of
@@ -153,13 +153,14 @@ def test_candidates_are_the_first_in_the_order_that_fit() -> None:
 
 
 def packed(weights: Sequence[int], values: Sequence[float], cells: int) -> tuple[set[int], int, float, int]:
-    """Items taken by `pack`, and what it returns: members, value, tokens. Weights are in knapsack steps of 16."""
+    """Items taken by `pack`, and what `total_of` makes of them: members, value, tokens. Weights are in knapsack steps of 16."""
     lined = line_up_as_given(linear(), [], [(16 * max(weight, 1), 0, 1.0) for weight in weights], max_tokens=CAP)
     count = len(weights)
     for name, column in (("member", range(count)), ("weight", weights), ("value", values)):
         lined.work.lines[name] = list(column)
     lined.work.best[:] = np.nan
-    members, value, tokens = pack(lined.work, count, cells)
+    pack(lined.work, count, cells)
+    members, value, tokens = total_of(lined.work, count)
     marks = lined.work.lines["weight"].tolist()
     assert [abs(mark) for mark in marks] == list(weights)
     return {i for i, mark in enumerate(marks) if mark < 0}, members, value, tokens

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from predictor.features import CONTEXT, DECODE_CONTEXT, DECODES, ROW, TOKENS
+from predictor.features import CONTEXT, DECODE_CONTEXT, DECODES, TOKENS, clear
 from predictor.forecast import features_between, fill_seconds, predicted_seconds, time_to_budget
 from sidecar.policies.slidingserve.intake import FAR_SECONDS
 from sidecar.policies.slidingserve.workspace import Workspace
@@ -120,8 +120,7 @@ def part_of_decodes_seconds(work: Workspace, budget: float, model: Floats) -> fl
     What the published Pred comes to where it is not defined: a forward simulator that hands out a budget like vLLM.
     """
     share = max(budget, 0.0) / work.fill[0, TOKENS] if work.fill[0, TOKENS] > 0.0 else 0.0
-    for column in range(ROW):
-        work.scratch[column] = 0.0
+    clear(work.scratch)
     for column in (TOKENS, CONTEXT, DECODES, DECODE_CONTEXT):
         work.scratch[column] = share * work.fill[0, column]
     return predicted_seconds(work.scratch, model)

@@ -35,12 +35,12 @@ def construct(
         candidates, capacity, budget, own_value = gather(work, kept, rows, anchor, rules, facts, model)
         if capacity < 0:
             continue
-        count, value, tokens = pack(work, candidates, capacity // rules.knapsack_step_tokens)
+        pack(work, candidates, capacity // rules.knapsack_step_tokens)
         if rules.recheck_batch:
             limit_seconds = anchor_seconds(work, anchor, rules, facts) / rules.safety
             if not keep_within(work, anchor, candidates, limit_seconds, model):
                 continue
-            count, value, tokens = total_of(work, candidates)
+        count, value, tokens = total_of(work, candidates)
         count += 1
         value += own_value
         tokens += work.pool[work.lines[anchor].row].remaining
@@ -143,10 +143,10 @@ def value_of(slack: float, remaining: float, slack_sum: float, token_sum: float)
 
 
 @kernel
-def pack(work: Workspace, count: int, cells: int) -> tuple[int, float, int]:
+def pack(work: Workspace, count: int, cells: int) -> None:
     """Solves the 0/1 knapsack over the first ``count`` members within ``cells`` steps; exact.
 
-    Marks what is taken by a negative weight; returns (members taken, their value, their tokens). O(count x cells).
+    Marks what is taken by a negative weight. O(count x cells).
     """
     weight_sum = 0
     for item in range(count):
@@ -154,7 +154,7 @@ def pack(work: Workspace, count: int, cells: int) -> tuple[int, float, int]:
     if weight_sum <= cells:
         for item in range(count):
             work.lines[item].weight = -work.lines[item].weight
-        return total_of(work, count)
+        return
     best = work.best
     for cell in range(cells + 1):
         best[0, cell] = 0.0
@@ -170,7 +170,6 @@ def pack(work: Workspace, count: int, cells: int) -> tuple[int, float, int]:
         if best[item + 1, cell] > best[item, cell]:
             cell -= work.lines[item].weight
             work.lines[item].weight = -work.lines[item].weight
-    return total_of(work, count)
 
 
 @kernel
