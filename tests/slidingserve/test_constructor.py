@@ -153,7 +153,7 @@ def test_candidates_are_the_first_in_the_order_that_fit() -> None:
 
 
 def packed(weights: Sequence[int], values: Sequence[float], cells: int) -> tuple[set[int], int, float, int]:
-    """Items taken by `pack`, and what `total_of` makes of them: members, value, tokens. Weights are in knapsack steps of 16."""
+    """Items taken by `pack`, and what `total_of` says of them: members, value, tokens. Weights are in steps of 16."""
     lined = line_up_as_given(linear(), [], [(16 * max(weight, 1), 0, 1.0) for weight in weights], max_tokens=CAP)
     count = len(weights)
     for name, column in (("member", range(count)), ("weight", weights), ("value", values)):
