@@ -33,3 +33,15 @@ class DecisionSource(Protocol):
     def close(self) -> None:
         """Ends the session and frees what it held; may be called twice."""
         ...
+
+
+class PrefetchingSource(DecisionSource, Protocol):
+    """A source that an engine can ask for its next iteration while this one runs."""
+
+    def send(self, step: Step, snapshot: Callable[[], Snapshot]) -> bool:
+        """Asks as `decide` does, without waiting; returns whether anything was asked. Never raises."""
+        ...
+
+    def take(self, wait_seconds: float) -> BatchAllocation | None:
+        """Returns the answer to what was sent last, waiting so long at most; None as `decide`. Never raises."""
+        ...

@@ -50,6 +50,8 @@ class SchedulerClient:
         self._keeper: SessionKeeper | None = None
         self._epoch = 0
         self._error_logged = False
+        self._asked: SessionStream | None = None  # of a decision that was asked for and not taken
+        self._asking_seconds = 0.0
 
     @property
     def counters(self) -> ClientCounters:
@@ -125,6 +127,52 @@ class SchedulerClient:
         self._counters.fallbacks[outcome] += 1
         return None
 
+    def send(self, step: Step, snapshot: Callable[[], Snapshot]) -> bool:
+        """Asks for a decision and does not wait for it: `take` returns it. Never raises.
+
+        For an engine that asks for its next iteration as soon as it has launched one. Returns whether anything was
+        asked; if not, there is nothing to take. A decision that was asked for and is not taken is lost, and the next
+        one is asked for with a snapshot.
+        """
+        started_seconds = time.perf_counter()
+        self._asked = None
+        stream = self._keeper.stream if self._keeper is not None else None
+        try:
+            if stream is None:
+                outcome = FallbackReason.DISCONNECTED
+            elif not self._may_ask(stream):
+                outcome = FallbackReason.BREAKER_OPEN
+            else:
+                wait_seconds = step.iteration.answer_within_seconds or self._settings.deadline_seconds
+                stream.send(self._message(stream, step, snapshot, wait_seconds))
+                self._asked = stream
+                self._asking_seconds = time.perf_counter() - started_seconds
+                return True
+        except Exception:
+            outcome = self._broken(step)
+        self._counters.fallbacks[outcome] += 1
+        return False
+
+    def take(self, wait_seconds: float) -> BatchAllocation | None:
+        """Returns the decision that was asked for by `send`, or None as `decide`; waits so long at most. Never raises.
+
+        None as well if nothing was asked; that is not counted, `send` has said so.
+        """
+        started_seconds = time.perf_counter()
+        stream, self._asked = self._asked, None
+        if stream is None:
+            return None
+        try:
+            outcome = self._outcome(stream, lambda: stream.receive(max(0.0, wait_seconds)))
+            if not isinstance(outcome, FallbackReason):
+                self._counters.decisions += 1
+                self._counters.round_trips.add(self._asking_seconds + time.perf_counter() - started_seconds)
+                return outcome
+        except Exception:
+            outcome = self._broken(None)
+        self._counters.fallbacks[outcome] += 1
+        return None
+
     def close(self) -> None:
         """Ends the session, the background thread and the channel; may be called twice."""
         if self._keeper is not None:
@@ -137,8 +185,12 @@ class SchedulerClient:
             return FallbackReason.DISCONNECTED
         if not self._may_ask(stream):
             return FallbackReason.BREAKER_OPEN
+        return self._outcome(stream, lambda: self._exchange(stream, step, snapshot))
+
+    def _outcome(self, stream: SessionStream, exchange: Callable[[], Answer]) -> BatchAllocation | FallbackReason:
+        """Returns the allocation that ``exchange`` brings, or what became of it; keeps breaker and stream informed."""
         try:
-            answer = self._exchange(stream, step, snapshot)
+            answer = exchange()
             if isinstance(answer, SessionError):
                 return self._refused(stream, answer)
             allocation = _checked(answer)
@@ -175,30 +227,34 @@ class SchedulerClient:
         """Asks with the step if the sidecar is in step, else with a snapshot; both within one deadline."""
         own_seconds = step.iteration.answer_within_seconds
         wait_seconds = own_seconds if own_seconds > 0 else self._settings.deadline_seconds
-        if stream.next_step != step.iteration.step:
-            return self._exchange_snapshot(stream, snapshot, wait_seconds)
         deadline = None if wait_seconds is None else time.monotonic() + wait_seconds
-        iteration = step.iteration._replace(epoch=stream.epoch, answer_within_seconds=wait_seconds or 0.0)
-        answer = stream.ask(step._replace(iteration=iteration), wait_seconds)
-        if not isinstance(answer, ResyncRequired):
+        message = self._message(stream, step, snapshot, wait_seconds)
+        answer = stream.ask(message, wait_seconds)
+        if isinstance(message, Snapshot) or not isinstance(answer, ResyncRequired):
             return answer
         left_seconds = None if deadline is None else deadline - time.monotonic()
         if left_seconds is not None and left_seconds <= 0:
             raise DeadlineMissed
-        return self._exchange_snapshot(stream, snapshot, left_seconds)
+        return stream.ask(self._snapshot(stream, snapshot, left_seconds), left_seconds)
 
-    def _exchange_snapshot(
+    def _message(
+        self, stream: SessionStream, step: Step, snapshot: Callable[[], Snapshot], wait_seconds: float | None
+    ) -> Step | Snapshot:
+        """Returns the step if the sidecar is in step, else a snapshot, with its epoch."""
+        if stream.next_step != step.iteration.step:
+            return self._snapshot(stream, snapshot, wait_seconds)
+        iteration = step.iteration._replace(epoch=stream.epoch, answer_within_seconds=wait_seconds or 0.0)
+        return step._replace(iteration=iteration)
+
+    def _snapshot(
         self, stream: SessionStream, snapshot: Callable[[], Snapshot], wait_seconds: float | None
-    ) -> Answer:
+    ) -> Snapshot:
         self._epoch += 1
         stream.epoch = self._epoch
         self._counters.resyncs += 1
         message = snapshot()
         iteration = message.iteration._replace(epoch=self._epoch, answer_within_seconds=wait_seconds or 0.0)
-        answer = stream.ask(message._replace(iteration=iteration), wait_seconds)
-        if isinstance(answer, ResyncRequired):
-            raise InvalidAnswer("ResyncRequired in answer to a snapshot")
-        return answer
+        return message._replace(iteration=iteration)
 
     def _refused(self, stream: SessionStream, error: SessionError) -> FallbackReason:
         _log.warning("the sidecar at %s refused a message: %s", self._settings.target, error.message)
@@ -206,10 +262,11 @@ class SchedulerClient:
             stream.retire()
         return self._miss(FallbackReason.SESSION_ERROR)
 
-    def _broken(self, step: Step) -> FallbackReason:
+    def _broken(self, step: Step | None) -> FallbackReason:
         if not self._error_logged:
             self._error_logged = True
-            _log.exception("no decision for %s; further errors of this kind are only counted", step.iteration)
+            of = f" for {step.iteration}" if step is not None else ""
+            _log.exception("no decision%s; further errors of this kind are only counted", of)
         return self._miss(FallbackReason.CLIENT_ERROR)
 
     def _miss(self, reason: FallbackReason) -> FallbackReason:
@@ -219,7 +276,7 @@ class SchedulerClient:
 
 def _checked(answer: Answer) -> BatchAllocation:
     """Returns the allocation if an engine can use it; raises `InvalidAnswer`."""
-    if not isinstance(answer, BatchAllocation):
+    if not isinstance(answer, BatchAllocation):  # a second ResyncRequired, or one that comes too late for a snapshot
         raise InvalidAnswer(f"{type(answer).__name__} instead of an allocation")
     if len(answer.handles) != len(answer.tokens):
         raise InvalidAnswer(f"{len(answer.handles)} handles and {len(answer.tokens)} token counts")

@@ -64,6 +64,8 @@ class SessionStream:
         self._counters = counters
         self._owed = 0
         self._owing_since_seconds = 0.0
+        self._awaited = (0, 0)
+        self._asked = ""
 
     def ask(self, message: Step | Snapshot, wait_seconds: float | None) -> Answer:
         """Sends ``message`` and returns its answer.
@@ -71,19 +73,32 @@ class SessionStream:
         ``wait_seconds`` None waits until the answer or the end of the stream. Raises `DeadlineMissed`, `StreamEnded`,
         `InvalidAnswer`, and `ContractError` before anything is sent.
         """
+        deadline = None if wait_seconds is None else time.monotonic() + wait_seconds
+        self.send(message)
+        return self._answer(deadline)
+
+    def send(self, message: Step | Snapshot) -> None:
+        """Sends ``message`` without waiting; `receive` returns its answer. Raises `ContractError`."""
         # Until the answer has come, nobody knows whether the mirror is in step.
         self.next_step = None
-        deadline = None if wait_seconds is None else time.monotonic() + wait_seconds
         self._requests.put(encode_request(message))
         if self._owed == 0:
             self._owing_since_seconds = time.monotonic()
         self._owed += 1
-        awaited = (message.iteration.epoch, message.iteration.step)
+        self._awaited = (message.iteration.epoch, message.iteration.step)
+        self._asked = type(message).__name__
+
+    def receive(self, wait_seconds: float | None) -> Answer:
+        """Returns the answer to the message sent last; raises as `ask`."""
+        return self._answer(None if wait_seconds is None else time.monotonic() + wait_seconds)
+
+    def _answer(self, deadline: float | None) -> Answer:
+        awaited = self._awaited
         while True:
             answer = self._receive(deadline)
             self._owed -= 1
             if not isinstance(answer, BatchAllocation | ResyncRequired | SessionError):
-                raise self._lost_count(f"{type(answer).__name__} in answer to {type(message).__name__}")
+                raise self._lost_count(f"{type(answer).__name__} in answer to {self._asked}")
             if (answer.epoch, answer.step) == awaited:
                 self._owed = 0
                 return answer
