@@ -1,7 +1,8 @@
 """How long one engine iteration takes, in seconds.
 
 `IterationTimer` is what the simulated engine asks. `ProfileTimer` answers from a fitted hardware profile; timers over
-the measured kernel tables live in `evaluation.hardware`. None of them is the latency predictor under test.
+the measured kernel tables live in `evaluation.hardware`. Neither is the latency predictor under test; `ModelTimer` is,
+for forecasts of engines of which nothing else is known.
 """
 
 from __future__ import annotations
@@ -11,8 +12,14 @@ from typing import Protocol
 import numpy as np
 
 from engine_adapter.simulated.profiles import FEATURES, HardwareProfile, TimingParameters
+from predictor import features as predictor_features
+from predictor.forecast import predicted_seconds
+from predictor.model import LatencyModel
 from slidingserve.contract.values import Floats, Ints
 from slidingserve.jit import kernel
+
+SHORTEST_SECONDS = 1e-4
+"""What an iteration takes at least where a fitted line says less, or nothing, so that time goes on."""
 
 _TILE_TOKENS = 64.0
 _FEATURE_COUNT = len(FEATURES)
@@ -52,6 +59,21 @@ class ProfileTimer:
         """Compiles the kernel (or loads it from the cache), so that the first iteration does not wait for it."""
         one = np.ones(1, np.int64)
         self.seconds(one, one, 1)
+
+
+class ModelTimer:
+    """Iteration time as a latency model predicts it, at least `SHORTEST_SECONDS`. O(count)."""
+
+    def __init__(self, model: LatencyModel) -> None:
+        self._model = model.pack()
+        self._features = np.zeros(predictor_features.ROW)
+
+    def seconds(self, chunk: Ints, context: Ints, count: int) -> float:
+        """See `IterationTimer.seconds`; both arrays must be contiguous int64 of at least ``count`` entries."""
+        predictor_features.batch_features(chunk, context, count, self._features)
+        if self._features[predictor_features.TOKENS] == 0.0:
+            return 0.0
+        return max(SHORTEST_SECONDS, float(predicted_seconds(self._features, self._model)))
 
 
 def token_table(parameters: TimingParameters) -> Floats:

@@ -69,7 +69,8 @@ class Advisor:
 
     Attributes:
         mode: how far the last answer was to be obeyed.
-        planned, own: iterations by plan, and by vLLM's own policy for want of one.
+        planned, shadowed, own: iterations by plan, by vLLM's own policy beside a plan, and by it for want of one.
+        policy_version: of the last answer.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Advisor:
         settings: AdapterSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._view, self._ledger, self._times, self._watchdog = view, ledger, times, watchdog
+        self._view, self._ledger, self._times, self.watchdog = view, ledger, times, watchdog
         self._source, self._settings, self._clock = source, settings, clock
         wanted = not view.is_async if settings.prefetch == "auto" else settings.prefetch
         self._prefetching = cast(PrefetchingSource, source) if wanted and hasattr(source, "send") else None
@@ -95,8 +96,8 @@ class Advisor:
         self._sizes: list[int] = []
         self._kv_blocks = view.limits().kv_blocks
         self.mode = Mode[settings.mode.upper()]
-        self.planned = 0
-        self.own = 0
+        self.policy_version = ""
+        self.planned = self.shadowed = self.own = 0
 
     def advise(self) -> Advice:
         """Returns what to do in the iteration that is about to be scheduled.
@@ -114,10 +115,12 @@ class Advisor:
             self.own += 1
             return Advice(None, self._fallback_limit())
         self._follow_mode(allocation.mode, now)
+        self.policy_version = allocation.policy_version
         plan = self._plan(allocation)
         self._asked = Asked(allocation.step, allocation, plan)
         if plan is None:
             self.own += self.mode is Mode.ACTIVE
+            self.shadowed += self.mode is Mode.SHADOW
             return Advice(None, self._fallback_limit()) if self.mode is Mode.ACTIVE else OWN_POLICY
         self.planned += 1
         return Advice(self._orders(plan))
@@ -224,7 +227,9 @@ class Advisor:
             return None
         plan = self._ledger.resolve(allocation)
         may_admit = self._view.pause_state is PauseState.RUNNING
-        plan = self._watchdog.extend(plan, self._ledger.told(), self._clock(), may_admit=may_admit)
+        plan = self.watchdog.extend(
+            plan, self._ledger.told(), self._ledger.iterations, self._clock(), may_admit=may_admit
+        )
         return plan if plan.caps else None
 
     def _orders(self, plan: EnginePlan) -> Orders:

@@ -13,7 +13,8 @@ from engine_adapter.source import DecisionSource
 from engine_adapter.vllm import hooks
 from engine_adapter.vllm.advisor import Advisor
 from engine_adapter.vllm.ledger import Ledger
-from engine_adapter.vllm.scheduler import AdvisedScheduler
+from engine_adapter.vllm.reports import Reporter
+from engine_adapter.vllm.scheduler import AdvisedScheduler, Staff
 from engine_adapter.vllm.settings import AdapterSettings, SettingsError, load_settings
 from engine_adapter.vllm.slos import TermsReader
 from engine_adapter.vllm.timing import IterationTimes
@@ -51,24 +52,25 @@ def build_scheduler(
     if settings is None:
         return base(vllm_config=vllm_config, **kwargs)
 
-    def make_advisor(scheduler: Any) -> tuple[Advisor, Ledger]:
-        return advisor_for(scheduler, settings, is_async=is_async, connect=connect, clock=clock)
+    def make_staff(scheduler: Any) -> Staff:
+        return staff_for(scheduler, settings, is_async=is_async, connect=connect, clock=clock)
 
     advised = type(f"Advised{base.__name__}", (AdvisedScheduler, base), {})
-    return advised(vllm_config=vllm_config, make_advisor=make_advisor, **kwargs)
+    return advised(vllm_config=vllm_config, make_staff=make_staff, **kwargs)
 
 
-def advisor_for(
+def staff_for(
     scheduler: Any,
     settings: AdapterSettings,
     *,
     is_async: bool,
     connect: SourceFactory = connect,
     clock: Callable[[], float] = time.monotonic,
-) -> tuple[Advisor, Ledger]:
-    """Returns the adviser of a scheduler, and its books."""
+) -> Staff:
+    """Returns who works for a scheduler; the session is opened in the background."""
     view = SchedulerView(scheduler, is_async=is_async)
-    ledger = Ledger(view, TermsReader(settings, _log.warning), clock)
+    terms = TermsReader(settings, _log.warning)
+    ledger = Ledger(view, terms, clock)
     opening = OpenSession(
         view.limits(),
         engine=view.engine_info(settings.instance),
@@ -84,7 +86,11 @@ def advisor_for(
     )
     watchdog = Watchdog(settings.starvation_seconds, settings.waiting_starvation_seconds)
     times = IterationTimes(settings.warmup_iterations)
-    return Advisor(view, ledger, times, watchdog, source, settings, clock), ledger
+    advisor = Advisor(view, ledger, times, watchdog, source, settings, clock)
+    reporter = Reporter(
+        advisor, source, terms.counters, settings.target, settings.report_seconds, _log.info, _log.warning
+    )
+    return Staff(advisor, ledger, reporter)
 
 
 def _settings(vllm_config: Any) -> AdapterSettings | None:

@@ -36,13 +36,24 @@ _UNTOLD = -1
 class Known:
     """One live request: vLLM's object, who it is to the sidecar, and how far the sidecar believes it to be."""
 
-    __slots__ = ("arrival_seconds", "computed", "handle", "output", "request", "served_seconds", "terms", "waiting")
+    __slots__ = (
+        "arrival_seconds",
+        "computed",
+        "handle",
+        "output",
+        "request",
+        "served_iteration",
+        "served_seconds",
+        "terms",
+        "waiting",
+    )
 
-    def __init__(self, request: Any, terms: RequestTerms, arrival_seconds: float, now_seconds: float) -> None:
+    def __init__(self, request: Any, terms: RequestTerms, arrival_seconds: float) -> None:
         self.request = request
         self.terms = terms
         self.arrival_seconds = arrival_seconds
-        self.served_seconds = now_seconds
+        self.served_seconds = 0.0
+        self.served_iteration = 0
         self.handle = _UNTOLD
         self.computed = 0
         self.output = 0
@@ -115,10 +126,16 @@ class Ledger:
         self._exact = False
         self._applied: AppliedBatch | None = None
         self._news = False
+        self._iterations = 0
 
     def __len__(self) -> int:
         """Returns the number of live requests."""
         return len(self._known)
+
+    @property
+    def iterations(self) -> int:
+        """Iterations recorded so far."""
+        return self._iterations
 
     @property
     def has_news(self) -> bool:
@@ -147,7 +164,8 @@ class Ledger:
         age = min(max(self._wall_clock() - request.arrival_time, 0.0), LONGEST_AGE_SECONDS)
         parameters = request.sampling_params
         extra = parameters.extra_args if parameters is not None else None
-        known = Known(request, self._terms.read(extra, request.priority), now - age, now)
+        known = Known(request, self._terms.read(extra, request.priority), now - age)
+        known.served_seconds, known.served_iteration = now, self._iterations
         if request.request_id not in self._known:
             self._known[request.request_id] = self._untold[request.request_id] = known
             self._news = True
@@ -220,6 +238,7 @@ class Ledger:
         ``preempted`` in the order in which they lost their blocks. Linear in the batch.
         """
         now = self._clock()
+        self._iterations += 1
         victims: list[int] = []
         for name in preempted:
             known = self._known.get(name)
@@ -233,7 +252,7 @@ class Ledger:
             known = self._known.get(name)
             if known is None:
                 continue
-            known.served_seconds = now
+            known.served_seconds, known.served_iteration = now, self._iterations
             if known.handle == _UNTOLD:
                 continue
             handles.append(known.handle)

@@ -3,47 +3,58 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine_adapter.vllm.advisor import OWN_POLICY, Advice, Advisor
 from engine_adapter.vllm.follower import PlanFollower
 from engine_adapter.vllm.ledger import Ledger
+from engine_adapter.vllm.reports import Reporter
 
 _log = logging.getLogger("vllm.slidingserve")
 
-AdvisorFactory = Callable[[Any], tuple[Advisor, Ledger]]
-"""Makes the adviser of a scheduler that has just been made."""
+
+class Staff(NamedTuple):
+    """Who works for one scheduler."""
+
+    advisor: Advisor
+    ledger: Ledger
+    reporter: Reporter
+
+
+StaffFactory = Callable[[Any], Staff]
+"""Makes the staff of a scheduler that has just been made."""
 
 
 class AdvisedScheduler(PlanFollower):
-    """Mixin before vLLM's ``Scheduler`` or ``AsyncScheduler``; takes ``make_advisor`` besides vLLM's arguments.
+    """Mixin before vLLM's ``Scheduler`` or ``AsyncScheduler``; takes ``make_staff`` besides vLLM's arguments.
 
     Whatever goes wrong on our side is logged once, and from then on vLLM is alone.
     """
 
-    def __init__(self, *args: Any, make_advisor: AdvisorFactory, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, make_staff: StaffFactory, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._advisor: Advisor | None = None
+        self._staff: Staff | None = None
         try:
-            self._advisor, self._ledger = make_advisor(self)
+            self._staff = make_staff(self)
         except Exception:
             self._give_up("starting")
 
     def add_request(self, request: Any) -> None:
         """Queues a request, and takes it into the books."""
         super().add_request(request)  # type: ignore[misc]
-        if self._advisor is not None:
+        if self._staff is not None:
             try:
-                self._ledger.arrive(request)
+                self._staff.ledger.arrive(request)
             except Exception:
                 self._give_up("taking in a request")
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedules one iteration."""
-        if self._advisor is None:
+        if self._staff is None:
             return self.schedule_own(*args, **kwargs)
-        advice = self._advice()
+        advice = self._advice(self._staff.advisor)
         if advice.orders is None:
             output = self.schedule_own(*args, token_limit=advice.token_limit, **kwargs)
         else:
@@ -53,36 +64,31 @@ class AdvisedScheduler(PlanFollower):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Takes in the result of an iteration."""
-        if self._advisor is not None:
+        if self._staff is not None:
             try:
-                self._advisor.finished(scheduler_output)
+                self._staff.advisor.finished(scheduler_output)
             except Exception:
                 self._give_up("taking the time of an iteration")
         return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Ends the session, then vLLM's part."""
-        advisor, self._advisor = self._advisor, None
-        if advisor is not None:
-            try:
-                advisor.close()
-            except Exception:
-                _log.exception("slidingserve: the session did not end cleanly")
+        self._dismiss()
         super().shutdown()  # type: ignore[misc]
 
-    def _advice(self) -> Advice:
-        assert self._advisor is not None
+    def _advice(self, advisor: Advisor) -> Advice:
         try:
-            return self._advisor.advise()
+            return advisor.advise()
         except Exception:
             self._give_up("deciding")
             return OWN_POLICY
 
     def _launched(self, output: Any) -> None:
-        if self._advisor is None:
+        if self._staff is None:
             return
         try:
-            self._advisor.launched(output, output.num_scheduled_tokens, self._preempted(output))
+            self._staff.advisor.launched(output, output.num_scheduled_tokens, self._preempted(output))
+            self._staff.reporter.tick(time.monotonic())
         except Exception:
             self._give_up("reporting what was scheduled")
 
@@ -100,9 +106,12 @@ class AdvisedScheduler(PlanFollower):
 
     def _give_up(self, doing: str) -> None:
         _log.exception("slidingserve: failed while %s; vLLM goes on with its own policy until it is restarted", doing)
-        advisor, self._advisor = self._advisor, None
-        if advisor is not None:
+        self._dismiss()
+
+    def _dismiss(self) -> None:
+        staff, self._staff = self._staff, None
+        if staff is not None:
             try:
-                advisor.close()
+                staff.advisor.close()
             except Exception:
                 _log.exception("slidingserve: the session did not end cleanly")

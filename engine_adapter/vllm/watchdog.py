@@ -1,8 +1,9 @@
 """No request starves, whatever the plans say.
 
-A plan may leave a request out for good reasons, but not for ever: who has not been served for too long is put before
-the plan. Waiting requests get a longer time, for under overload somebody always waits, and to serve all of them after
-a second would be first come, first served by another name.
+A plan may leave a request out for good reasons, but not for ever: who has not been served for too long, and through too
+many iterations (a single one may take seconds while kernels are compiled), is put before the plan. Waiting requests get
+a longer time, for under overload somebody always waits, and to serve all of them after a second would be first come,
+first served by another name.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from engine_adapter.vllm.ledger import EnginePlan, Known
 
 CHUNK_TOKENS = 256
 """Prompt tokens that a starving request is given at a time."""
+FEWEST_ITERATIONS = 16
+"""Nobody starves in fewer iterations than these."""
 _LOOK_SECONDS = 0.1
 
 
@@ -33,26 +36,30 @@ class Watchdog:
         self._starving: list[Known] = []
         self.rescues = 0
 
-    def extend(self, plan: EnginePlan, told: Iterable[Known], now_seconds: float, *, may_admit: bool) -> EnginePlan:
-        """Returns the plan with starving requests before all others.
+    def extend(
+        self, plan: EnginePlan, told: Iterable[Known], iterations: int, now_seconds: float, *, may_admit: bool
+    ) -> EnginePlan:
+        """Returns the plan with starving requests before all others; ``iterations`` counts those so far.
 
         Linear in the requests ten times a second, else O(1) while nobody starves.
         """
         if now_seconds >= self._look_at_seconds:
             self._look_at_seconds = now_seconds + _LOOK_SECONDS
-            self._starving = [known for known in told if self._starves(known, now_seconds)]
+            self._starving = [known for known in told if self._starves(known, iterations, now_seconds)]
         if not self._starving:
             return plan
         added = {}
         for known in self._starving:
             name = known.request.request_id
-            if name not in plan.caps and self._starves(known, now_seconds) and (may_admit or not known.waiting):
+            if name in plan.caps or (known.waiting and not may_admit):
+                continue
+            if self._starves(known, iterations, now_seconds):
                 added[name] = CHUNK_TOKENS
         if not added:
             return plan
         self.rescues += len(added)
         return EnginePlan(added | plan.caps, plan.victims, False)
 
-    def _starves(self, known: Known, now_seconds: float) -> bool:
+    def _starves(self, known: Known, iterations: int, now_seconds: float) -> bool:
         limit = self._waiting_seconds if known.waiting else self._running_seconds
-        return now_seconds - known.served_seconds > limit
+        return now_seconds - known.served_seconds > limit and iterations - known.served_iteration >= FEWEST_ITERATIONS
