@@ -1,7 +1,7 @@
 """Looks at the vLLM of this Python and prints what it found as a line of JSON.
 
-``python -m engine_adapter.vllm.checkup``, for `slidingserve doctor`, which may run in another Python. Importing vLLM takes seconds and writes to stdout; the line
-begins with a mark.
+``python -m engine_adapter.vllm.checkup``, for `slidingserve doctor`, which may run in another Python. Importing vLLM
+takes seconds and writes to stdout; the line begins with a mark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether vLLM, the adapter's settings, the socket and the sidecar fit together; each finding with what to do.
 
-Every check looks at the thing itself: vLLM's source is read by the adapter in vLLM's own Python, and a session is opened
-at the sidecar as an engine would (in mode ``off``, so that nothing is decided).
+Every check looks at the thing itself: vLLM's source is read by the adapter in vLLM's own Python, and a session is
+opened at the sidecar as an engine would (in mode ``off``, so that nothing is decided).
 """
 
 from __future__ import annotations
