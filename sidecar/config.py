@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from sidecar.policies import registry
 from sidecar.policies.base import COMMON_LIMITS, PolicyContext
 from sidecar.session.machine import SessionDefaults
-from slidingserve.contract.values import SloDefaults
+from slidingserve.contract.values import Mode, SloDefaults
 
 ENVIRONMENT_PREFIX = "SLIDINGSERVE_"
 CONFIG_VARIABLE = "SLIDINGSERVE_CONFIG"
@@ -30,7 +30,8 @@ class ConfigError(ValueError):
     """Settings that cannot be used; the message names each field, its value, its source and the remedy."""
 
 
-def _address(text: str) -> str:
+def check_address(text: str) -> str:
+    """Returns an address as it is; raises ValueError if it is neither unix:/path nor host:port."""
     if text.startswith("unix:") and len(text) > len("unix:"):
         return text
     host, _, port = text.rpartition(":")
@@ -40,7 +41,7 @@ def _address(text: str) -> str:
 
 
 def _optional_address(text: str) -> str:
-    return _address(text) if text else text
+    return check_address(text) if text else text
 
 
 class SidecarSettings(BaseSettings):
@@ -48,7 +49,7 @@ class SidecarSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True)
 
-    listen: Annotated[str, AfterValidator(_address)] = Field(
+    listen: Annotated[str, AfterValidator(check_address)] = Field(
         DEFAULT_SOCKET,
         description="Where engines connect: unix:/path or host:port. A Unix socket needs no port and no TLS: who may "
         "open the file may connect (in production, a folder of its own). TCP is plain text.",
@@ -66,6 +67,12 @@ class SidecarSettings(BaseSettings):
         "",
         description="Hardware profile for the latency predictor of sessions that name none; empty: none. Policies that "
         "predict check it; `vllm` does not and takes any.",
+    )
+    mode: Literal["", "off", "shadow", "active"] = Field(
+        "",
+        description="How far engines are to obey: off (do not decide), shadow (decide and record, the engines go their "
+        "own way) or active. Wins over what sessions ask for; empty: as each asks. `slidingserve mode` switches it "
+        "while the sidecar runs.",
     )
     default_ttft_seconds: float = Field(
         1.0,
@@ -137,7 +144,8 @@ class SidecarSettings(BaseSettings):
         """Returns what sessions get where they leave it open."""
         name, parameters = registry.parse_spec(self.policy)
         slos = SloDefaults(self.default_ttft_seconds, self.default_tbt_seconds)
-        return SessionDefaults(name, parameters, slos, self.profile)
+        mode = Mode[self.mode.upper()] if self.mode else Mode.UNSPECIFIED
+        return SessionDefaults(name, parameters, slos, self.profile, mode)
 
 
 def load_settings(

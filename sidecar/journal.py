@@ -21,12 +21,13 @@ from google.protobuf.message import DecodeError
 from sidecar.answering import answer_request
 from sidecar.session.machine import Session, SessionDefaults
 from slidingserve import __version__
-from slidingserve.contract.values import SloDefaults
+from slidingserve.contract.values import Mode, SloDefaults
 from slidingserve.journal.v1 import journal_pb2
 from slidingserve.scheduler.v1 import scheduler_pb2 as pb
 
 FORMAT_VERSION = 1
 
+_MODES = {int(mode): mode for mode in Mode}
 _REMEDY = "give the path of a file that `slidingserve serve --journal-dir` wrote"
 
 
@@ -87,6 +88,11 @@ def policy_spec(defaults: SessionDefaults) -> str:
     """Returns the default policy as text: name:key=value,..."""
     parameters = ",".join(f"{name}={value}" for name, value in defaults.policy_parameters.items())
     return f"{defaults.policy}:{parameters}" if parameters else defaults.policy
+
+
+def recorded_mode(response: pb.ScheduleResponse) -> Mode:
+    """Returns the mode that an answer was given in; UNSPECIFIED if it does not tell."""
+    return _MODES.get(response.batch_allocation.mode or response.session_opened.mode, Mode.UNSPECIFIED)
 
 
 def drop_timings(response: pb.ScheduleResponse) -> None:
@@ -184,7 +190,8 @@ def read_journal(path: Path) -> Journal:
 def replay(journal: Journal) -> Iterator[tuple[pb.ScheduleRequest, pb.ScheduleResponse]]:
     """Yields each recorded request and what a new session answers to it now. Deterministic.
 
-    That the sidecar was draining no request tells: it is taken from the recorded answers.
+    That the sidecar was draining, or was switched to another mode, no request tells: both are taken from the recorded
+    answers.
     """
     from sidecar.policies.registry import parse_spec
 
@@ -198,6 +205,8 @@ def replay(journal: Journal) -> Iterator[tuple[pb.ScheduleRequest, pb.ScheduleRe
     )
     for request, recorded in journal.exchanges:
         session.draining = recorded is not None and recorded.batch_allocation.draining
+        if recorded is not None and (mode := recorded_mode(recorded)):
+            session.switch_mode(mode)
         _, response = answer_request(session, request)
         drop_timings(response)
         yield request, response

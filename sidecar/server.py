@@ -1,6 +1,6 @@
 """The sidecar as a process: gRPC server, health, reflection, life cycle.
 
-Health names: ``""`` and the scheduler service follow readiness; ``readiness`` goes NOT_SERVING as soon as the sidecar
+Health names: ``""`` and the two services follow readiness; ``readiness`` goes NOT_SERVING as soon as the sidecar
 drains, while ``liveness`` stays SERVING, so that nobody kills it in the middle of that.
 """
 
@@ -18,15 +18,18 @@ from grpc_reflection.v1alpha import reflection
 from sidecar.addresses import AddressError, check_listenable, is_reachable_from_outside
 from sidecar.config import SidecarSettings
 from sidecar.logs import configure_logs, logger
+from sidecar.services.control import ControlService
 from sidecar.services.scheduler import SchedulerService
 from sidecar.session.machine import SessionDefaults
 from sidecar.warming import PolicyCannotDecide, warm_up
 from slidingserve import __version__
+from slidingserve.control.v1 import control_pb2, control_pb2_grpc
 from slidingserve.jit import kernels_are_kept
 from slidingserve.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 SCHEDULER_SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
-READINESS = ("", SCHEDULER_SERVICE, "readiness")
+CONTROL_SERVICE = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
+READINESS = ("", SCHEDULER_SERVICE, CONTROL_SERVICE, "readiness")
 
 # How long calls may take that are still open when the servers stop.
 LAST_CALLS_SECONDS = 0.2
@@ -86,7 +89,8 @@ class Sidecar:
                 "anybody who reaches this address may ask, there is no TLS yet; prefer a Unix socket or loopback",
                 listen=self.address,
             )
-        logger().info("serving", listen=self.address, policy=settings.policy, version=__version__)
+        mode = {"mode": settings.mode} if settings.mode else {}
+        logger().info("serving", listen=self.address, policy=settings.policy, version=__version__, **mode)
 
     async def drain(self) -> None:
         """Turns readiness off, lets every engine take its last answer, and stops.
@@ -130,7 +134,8 @@ class Sidecar:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if schedule:
             scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self.service, server)
-            names.append(SCHEDULER_SERVICE)
+            control_pb2_grpc.add_ControlServiceServicer_to_server(ControlService(self.service), server)
+            names += [SCHEDULER_SERVICE, CONTROL_SERVICE]
         reflection.enable_server_reflection(names, server)
         try:
             port = server.add_insecure_port(address)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from sidecar.policies.base import COMMON_LIMITS
 from sidecar.session.machine import Session, SessionDefaults
 from slidingserve.contract.values import (
     IterationState,
+    Mode,
     OpenSession,
     Request,
     RequestColumns,
@@ -26,7 +29,7 @@ def warm_up(defaults: SessionDefaults) -> None:
     Raises:
         PolicyCannotDecide: the policy is unknown, its parameters are wrong, or it fails.
     """
-    session = Session("warm-up", defaults)
+    session = Session("warm-up", replace(defaults, mode=Mode.ACTIVE))  # who is off now may be switched on later
     messages: tuple[Request, ...] = (
         OpenSession(COMMON_LIMITS),
         Step(

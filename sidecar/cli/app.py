@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from sidecar.cli import predicting, profiles
+from sidecar.cli import demoing, predicting, profiles
 
 app = typer.Typer(
     name="slidingserve",
@@ -20,12 +20,14 @@ app = typer.Typer(
 )
 app.add_typer(profiles.app, name="profiles")
 app.add_typer(predicting.app, name="predictor")
+app.add_typer(demoing.app, name="demo")
 
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file; or set SLIDINGSERVE_CONFIG.")]
 Listen = Annotated[str | None, typer.Option(help="Where engines connect: unix:/path or host:port.")]
 HealthListen = Annotated[str | None, typer.Option(help="Second address for health checks only, host:port.")]
 Policy = Annotated[str | None, typer.Option(help="Default policy: name or name:key=value,key=value.")]
 Profile = Annotated[str | None, typer.Option(help="Default hardware profile for the predictor.")]
+ServedMode = Annotated[str | None, typer.Option(help="off, shadow or active, whatever engines ask for.")]
 DefaultTtft = Annotated[float | None, typer.Option(help="TTFT SLO where nobody brings one, seconds.")]
 DefaultTbt = Annotated[float | None, typer.Option(help="TBT SLO where nobody brings one, seconds.")]
 MaxSessions = Annotated[int | None, typer.Option(help="Most engines at once.")]
@@ -43,6 +45,7 @@ def serve(
     health_listen: HealthListen = None,
     policy: Policy = None,
     profile: Profile = None,
+    mode: ServedMode = None,
     default_ttft_seconds: DefaultTtft = None,
     default_tbt_seconds: DefaultTbt = None,
     max_sessions: MaxSessions = None,
@@ -136,6 +139,121 @@ def bench(
     from sidecar.cli import benching
 
     benching.bench(options)
+
+
+@app.command()
+def profile(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- VLLM ARGUMENTS]", help="For an engine of its own, after --.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="vllm.")] = "vllm",
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model of an own engine: tiny, a folder or a name. Default: tiny.", show_default=False),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Profile the vLLM that runs here, http://host:port, instead.", show_default=False),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Where that engine looks for its sidecar. Default: the sidecar's default socket.", show_default=False
+        ),
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(min=0.0, max=1440.0, help="Most time to measure; 0: fit again to what is there.")
+    ] = 5.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="NAME", help="Write NAME.json and NAME.samples.csv. Default: MODEL-tpRANKS.", show_default=False
+        ),
+    ] = None,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="Ranks of an own engine.")] = 1,
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="What the engine runs on, for the record. Default: this machine.", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of batches, lengths and prompts.")] = 0,
+) -> None:
+    """Measure a real engine's iterations, in batches of all kinds, and fit a latency model to them."""
+    options: dict[str, Any] = dict(locals())
+    from sidecar.cli import profiling
+
+    profiling.profile(options)
+
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Where the sidecar listens. Default: $SLIDINGSERVE_LISTEN, or the sidecar's default socket.",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def mode(
+    mode: Annotated[str, typer.Argument(metavar="off|shadow|active", help="How far engines are to obey.")],
+    address: Address = None,
+    session: Annotated[
+        str | None,
+        typer.Option(help="One session, as `slidingserve sessions` names it. Default: all, and those to come."),
+    ] = None,
+) -> None:
+    """Switch a running sidecar: off (engines on their own), shadow (decide, not obeyed) or active."""
+    from sidecar.cli import controlling
+
+    controlling.set_mode(mode, address, session)
+
+
+@app.command()
+def sessions(
+    address: Address = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not the table.")] = False,
+) -> None:
+    """Show the open sessions of a running sidecar."""
+    from sidecar.cli import controlling
+
+    controlling.sessions(address, as_json)
+
+
+@app.command()
+def shadow(
+    journals: Annotated[list[Path], typer.Argument(metavar="JOURNAL...", help="Files of `serve --journal-dir`.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="Forecast this policy too: name or name:key=value,key=value; repeat.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Latency model for iteration times: a built-in name or a .json file. Default: the session's.",
+            show_default=False,
+        ),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the report as JSON (- = stdout, without the table).")
+    ] = None,
+) -> None:
+    """Report from journals which SLOs were met, and which would have been under other policies."""
+    from sidecar.cli import controlling
+
+    controlling.shadow(journals, policy or [], model, json_file)
+
+
+@app.command()
+def doctor(
+    vllm: Annotated[bool, typer.Option("--vllm", help="Look at vLLM and the adapter in it.")] = False,
+    additional_config: Annotated[
+        str | None, typer.Option(help="The JSON that vLLM gets as --additional-config.", show_default=False)
+    ] = None,
+) -> None:
+    """Check that engine, adapter, settings, socket and sidecar fit together, and say what to do."""
+    from sidecar.cli import doctoring
+
+    doctoring.doctor(vllm=vllm, additional_config=additional_config)
 
 
 @app.command()

@@ -17,7 +17,11 @@ from typing import Any
 
 from sidecar.policies.base import Policy, PolicyContext, PolicyFactory
 
-BUILT_IN = {"slidingserve": "sidecar.policies.slidingserve", "vllm": "sidecar.policies.vllm"}
+BUILT_IN = {
+    "explore": "sidecar.policies.explore",
+    "slidingserve": "sidecar.policies.slidingserve",
+    "vllm": "sidecar.policies.vllm",
+}
 ENTRY_POINT_GROUP = "slidingserve.policies"
 
 

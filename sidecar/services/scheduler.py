@@ -17,20 +17,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
-from google.protobuf import any_pb2
-from google.rpc import code_pb2, error_details_pb2, status_pb2
-from grpc_status import rpc_status
+from google.rpc import code_pb2
 
 from sidecar.answering import answer_request
 from sidecar.journal import JournalWriter
 from sidecar.logs import logger
+from sidecar.services.aborting import abort
 from sidecar.session.machine import Session, SessionDefaults, State, one_decision
 from sidecar.session.refusal import Refusal, shortened
 from sidecar.warming import PolicyCannotDecide, warm_up
 from slidingserve.contract.codec import decode_decide_request, encode_decide_response, encode_response
 from slidingserve.contract.values import (
     BatchAllocation,
+    EngineInfo,
     ErrorReason,
+    Mode,
     Response,
     ResyncRequired,
     SessionError,
@@ -39,7 +40,6 @@ from slidingserve.contract.values import (
 from slidingserve.scheduler.v1 import scheduler_pb2 as pb
 from slidingserve.scheduler.v1 import scheduler_pb2_grpc
 
-ERROR_DOMAIN = "slidingserve.dev"
 FIRST_MESSAGE_SECONDS = 30.0
 MOST_WARM_POLICIES = 256
 _NEW = State.NEW
@@ -57,6 +57,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     def __init__(self, defaults: SessionDefaults, max_sessions: int, journal_dir: Path | None = None) -> None:
         self._defaults, self._max_sessions, self._journal_dir = defaults, max_sessions, journal_dir
         self._sessions: set[Session] = set()
+        self._opened_seconds: dict[Session, float] = {}  # in the order of their opening
         self._numbers = itertools.count(1)
         self._draining = False
         self._warm: set[tuple[str, frozenset[tuple[str, str]]]] = set()
@@ -67,6 +68,22 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     def open_sessions(self) -> int:
         """Streams that are open now."""
         return len(self._sessions)
+
+    def sessions(self) -> list[tuple[Session, float]]:
+        """Returns each session whose engine has opened it and the seconds since then, the oldest first."""
+        now = time.monotonic()
+        return [(session, now - opened) for session, opened in self._opened_seconds.items()]
+
+    def switch_all(self, mode: Mode) -> list[tuple[Session, Mode]]:
+        """Switches every open session, and makes those that will open do so in this mode.
+
+        An engine that connects again is to stay what its operator has made it. Returns each open session with the mode
+        that it had.
+        """
+        self._defaults = replace(self._defaults, mode=mode)
+        for session in self._sessions - self._opened_seconds.keys():
+            session.switch_mode(mode)
+        return [(session, session.switch_mode(mode)) for session in self._opened_seconds]
 
     def drain(self) -> None:
         """Tells every engine with its next answer that this sidecar is going away, and takes no new sessions."""
@@ -107,7 +124,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 if journal is not None and not _recorded(journal, request, message, log):
                     journal = None
                 if isinstance(answer, SessionOpened):
-                    log = log.bind(**_engine_names(request.open_session.engine))
+                    self._opened_seconds[session] = time.monotonic()
+                    log = log.bind(**engine_names(request.open_session.engine))
                 if not isinstance(answer, BatchAllocation):
                     _log_answer(log, session, answer)
                 elif answer.draining:
@@ -116,6 +134,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 request = await anext(requests, None)
         finally:
             self._sessions.discard(session)
+            self._opened_seconds.pop(session, None)
             if not self._sessions:
                 self._idle.set()
             if journal is not None:
@@ -202,7 +221,7 @@ def _for_owner_only(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _engine_names(engine: pb.EngineInfo) -> dict[str, str]:
+def engine_names(engine: pb.EngineInfo | EngineInfo) -> dict[str, str]:
     """Returns what tells one engine's log lines from another's: behind a Unix socket all peers look alike."""
     names = {"engine": engine.name, "instance": engine.instance, "model": engine.model}
     return {key: shortened(name) for key, name in names.items() if name}
@@ -238,21 +257,7 @@ def _log_answer(log: Any, session: Session, answer: Response) -> None:
 
 
 async def _abort(context: grpc.aio.ServicerContext[pb.DecideRequest, pb.DecideResponse], refusal: Refusal) -> NoReturn:
-    """Ends a unary call with google.rpc.ErrorInfo."""
-    internal = refusal.reason is ErrorReason.INTERNAL
-    # The core names the fields of a session's messages; those of OpenSession are DecideRequest's own.
+    """Ends a unary call. The core names a session's fields; those of OpenSession are DecideRequest's own."""
+    code = code_pb2.INTERNAL if refusal.reason is ErrorReason.INTERNAL else code_pb2.INVALID_ARGUMENT
     field = refusal.field.removeprefix("open_session.")
-    refusal = Refusal(refusal.reason, field, refusal.value, refusal.remedy)
-    detail = any_pb2.Any()
-    detail.Pack(
-        error_details_pb2.ErrorInfo(
-            reason=refusal.reason.name,
-            domain=ERROR_DOMAIN,
-            metadata={"field": refusal.field, "value": refusal.value, "remedy": refusal.remedy},
-        )
-    )
-    status = status_pb2.Status(
-        code=code_pb2.INTERNAL if internal else code_pb2.INVALID_ARGUMENT, message=str(refusal), details=[detail]
-    )
-    await context.abort_with_status(rpc_status.to_status(status))
-    raise AssertionError("abort raises")
+    await abort(context, code, refusal.reason.name, field, refusal.value, refusal.remedy)

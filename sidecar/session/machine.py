@@ -61,6 +61,10 @@ class State(IntEnum):
 # A look-up of an enum's member costs 0.2 us, several times in each decision.
 _OFF, _PAUSED_ALL = Mode.OFF, PauseState.PAUSED_ALL
 
+# Paths that are counted each by itself; a policy may make up new ones for ever.
+_MOST_PATHS = 64
+_OTHER_PATHS = "other"
+
 
 @dataclass(frozen=True, slots=True)
 class SessionDefaults:
@@ -71,12 +75,14 @@ class SessionDefaults:
         policy_parameters: its settings, as text; used only where the session names no policy.
         slos: SLOs in seconds for requests for which neither they nor their session bring any.
         profile: hardware profile or model for the predictor.
+        mode: what sessions open in, whatever they ask for; UNSPECIFIED: as they ask.
     """
 
     policy: str = "vllm"
     policy_parameters: dict[str, str] = field(default_factory=dict)
     slos: SloDefaults = field(default_factory=lambda: SloDefaults(1.0, 0.05))
     profile: str = ""
+    mode: Mode = Mode.UNSPECIFIED
 
 
 class PolicyBuilder(Protocol):
@@ -94,6 +100,14 @@ class Session:
         defaults: see `SessionDefaults`.
         build_policy: see `PolicyBuilder`.
         clock: seconds, for phase timings only; no decision depends on it.
+
+    Attributes:
+        mode: how far the engine is to obey; before the session opens, what it will open in (UNSPECIFIED: as it asks).
+        opening: what the engine opened the session with; None before.
+        opened: what was answered to that; None before.
+        guarded: plan rows that the guard had to change.
+        answered: messages that were answered with an allocation.
+        paths: decisions by their path through the policy.
     """
 
     def __init__(
@@ -107,8 +121,13 @@ class Session:
         self.state = State.NEW
         self.draining = False
         self.failure: BaseException | None = None  # what was behind the last refusal, if it was not the message
-        self.guarded = 0  # plan rows that the guard had to change, since the session opened
+        self.guarded = 0
+        self.answered = 0
+        self.paths: dict[str, int] = {}
+        self.opening: OpenSession | None = None
+        self.opened: SessionOpened | None = None
         self._defaults = defaults or SessionDefaults()
+        self.mode = self._defaults.mode
         self._build_policy = build_policy
         self._clock = clock
         self._epoch = 0
@@ -137,6 +156,20 @@ class Session:
         if self.state is State.SYNCED:
             self.state = State.LOST
 
+    def switch_mode(self, mode: Mode) -> Mode:
+        """Makes the engine obey so far from the next answer on; returns the mode before.
+
+        A session that is not open yet will open in it. The mirror follows the engine in each mode, so every switch is
+        possible at any time and needs no snapshot.
+        """
+        old, self.mode = self.mode, mode
+        return old
+
+    @property
+    def last_step(self) -> int:
+        """Number of the step that was answered last; 0 if none was."""
+        return max(0, self._next_step - 1)
+
     @property
     def mirror(self) -> Mirror:
         """The mirror of the engine's queues; there is one once the session is open."""
@@ -161,9 +194,10 @@ class Session:
         self._bounds = (limits.max_tokens_per_iteration, limits.max_sequences, limits.kv_block_tokens)
         self._mirror = Mirror(message.limits, slos)
         self._plan = Plan(self._mirror.queues.capacity)
-        self.mode = Mode.ACTIVE if message.mode is Mode.UNSPECIFIED else message.mode
+        self.mode = self.mode or message.mode or Mode.ACTIVE  # UNSPECIFIED is 0
         self.state = State.SYNCED
-        return SessionOpened(
+        self.opening = message
+        self.opened = SessionOpened(
             session=self.name,
             protocol_version=PROTOCOL_VERSION,
             sidecar_version=__version__,
@@ -174,6 +208,7 @@ class Session:
             slo_defaults=slos,
             mode=self.mode,
         )
+        return self.opened
 
     def _policy_named(self, name: str, parameters: dict[str, str], context: PolicyContext) -> Policy:
         try:
@@ -251,9 +286,11 @@ class Session:
                 raise Refusal(ErrorReason.INTERNAL, "", "", remedy) from error
             decided = self._clock()
             handles, tokens, victims = self._guard(iteration)
+            self._count_path(plan.path)
         else:
             decided = mirrored
             handles = tokens = victims = NO_INTS
+        self.answered += 1
         self._next_step = iteration.step + 1
         self._now_seconds = iteration.now_seconds
         return BatchAllocation(
@@ -270,6 +307,13 @@ class Session:
             PhaseTimings(0.0, mirrored - started, decided - mirrored, self._clock() - decided),
             self.draining,
         )
+
+    def _count_path(self, path: str) -> None:
+        try:
+            self.paths[path] += 1
+        except KeyError:
+            known = path if len(self.paths) < _MOST_PATHS else _OTHER_PATHS
+            self.paths[known] = self.paths.get(known, 0) + 1
 
     def _guard(self, iteration: IterationState) -> tuple[Ints, Ints, Ints]:
         """Holds the plan against the limits; returns handles and tokens of the batch, and the victims' handles."""

@@ -15,7 +15,10 @@ from slidingserve import __version__
 from tests.cli.runner import command, complaint, environment, run, run_here
 from tests.service.support import wait_until
 
-COMMANDS = ("serve", "check-config", "simulate", "bench", "policies", "profiles", "predictor", "version")
+COMMANDS = (
+    *("serve", "check-config", "mode", "sessions", "shadow"),
+    *("simulate", "bench", "policies", "profile", "profiles", "predictor", "version"),
+)
 
 
 def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
@@ -52,13 +55,14 @@ def test_policies_with_parameters_and_defaults() -> None:
     listed = run_here("policies")
     assert listed.status == 0
     ours, vllm = listed.stdout.split("vllm: ")
-    assert ours.startswith("slidingserve: ")
+    assert ours.startswith("explore: ")
+    assert "\nslidingserve: " in ours
     assert "    clamp_chunk = true in robust, false in paper\n" in ours
     assert "    max_tokens = 0\n" in vllm
     assert "    reserve_full_prompt = true\n" in vllm
 
 
-@pytest.mark.parametrize("name", ["slidingserve", "vllm"])
+@pytest.mark.parametrize("name", ["explore", "slidingserve", "vllm"])
 def test_every_parameter_of_a_policy_is_explained(name: str) -> None:
     explained = run_here("policies", name)
     assert explained.status == 0
@@ -71,7 +75,7 @@ def test_every_parameter_of_a_policy_is_explained(name: str) -> None:
 def test_an_unknown_policy_cannot_be_explained() -> None:
     ended = run_here("policies", "nope")
     assert ended.status == 2
-    assert "'nope'; use one of: slidingserve, vllm" in ended.stderr
+    assert "'nope'; use one of: explore, slidingserve, vllm" in ended.stderr
 
 
 def test_no_command_shows_the_help_and_a_wrong_one_is_named() -> None:

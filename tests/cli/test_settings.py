@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sidecar.config import DEFAULT_SOCKET, ConfigError, SidecarSettings, load_settings, unknown_variables
-from slidingserve.contract.values import SloDefaults
+from slidingserve.contract.values import Mode, SloDefaults
 
 # For each field: text in the file, text in the environment, value of the flag, and what each becomes.
 LAYERS: dict[str, tuple[tuple[str, Any], tuple[str, Any], tuple[Any, Any]]] = {
@@ -16,6 +16,7 @@ LAYERS: dict[str, tuple[tuple[str, Any], tuple[str, Any], tuple[Any, Any]]] = {
     "health_listen": (("'[::]:1'", "[::]:1"), ("h:2", "h:2"), ("h:3", "h:3")),
     "policy": (("'vllm:max_tokens=1'", "vllm:max_tokens=1"), ("vllm:max_tokens=2",) * 2, ("vllm", "vllm")),
     "profile": (("'a'", "a"), ("b", "b"), ("c", "c")),
+    "mode": (("'off'", "off"), ("shadow", "shadow"), ("active", "active")),
     "default_ttft_seconds": (("2", 2.0), ("3.5", 3.5), (4.0, 4.0)),
     "default_tbt_seconds": (("0.2", 0.2), ("1e-3", 0.001), (0.4, 0.4)),
     "max_sessions": (("5", 5), ("6", 6), (7, 7)),
@@ -71,6 +72,8 @@ def test_defaults() -> None:
     defaults = settings.session_defaults()
     assert (defaults.policy, defaults.policy_parameters, defaults.profile) == ("vllm", {}, "")
     assert defaults.slos == SloDefaults(1.0, 0.05, 0.0)
+    assert defaults.mode is Mode.UNSPECIFIED
+    assert load_settings({"mode": "shadow"}, None, {})[0].session_defaults().mode is Mode.SHADOW
 
 
 def test_session_defaults_follow_the_settings(tmp_path: Path) -> None:
@@ -109,6 +112,7 @@ def test_empty_journal_dir_is_none_and_not_the_current_folder(tmp_path: Path) ->
         ("drain_seconds", "-1", "'-1'", "greater than or equal to 0"),
         ("drain_seconds", "nan", "'nan'", "finite"),
         ("log_format", "xml", "'xml'", "'console' or 'json'"),
+        ("mode", "on", "'on'", "'off', 'shadow' or 'active'"),
         ("log_level", "loud", "'loud'", "'debug'"),
         ("policy", "nope", "'nope'", "use one of: .*vllm"),
         ("policy", "", "''", "name is missing"),
@@ -143,6 +147,7 @@ def test_bad_value_is_named_with_its_source_and_remedy(name: str, text: str, sho
         ("listen = {host = 'x'}", "listen"),
         ("journal_dir = 3", "journal_dir"),
         ("log_level = 2000-01-01", "log_level"),
+        ("mode = false", "mode"),
         ("default_tbt_seconds = nan", "default_tbt_seconds"),
     ],
 )

@@ -14,11 +14,12 @@ from tests.service.support import (
     health_status,
 )
 
-NAMES = ("", SERVICE, "readiness", "liveness")
+CONTROL = "slidingserve.control.v1.ControlService"
+NAMES = ("", SERVICE, CONTROL, "readiness", "liveness")
 
 
 def test_health_by_name(channel: grpc.Channel) -> None:
-    assert [health_status(channel, name) for name in NAMES] == ["SERVING"] * 4
+    assert [health_status(channel, name) for name in NAMES] == ["SERVING"] * 5
     assert health_status(channel, "nope") == "NOT_FOUND"
 
 
@@ -31,7 +32,7 @@ def services(channel: grpc.Channel) -> list[str]:
 
 def test_reflection_lists_the_services_and_knows_the_contract(channel: grpc.Channel) -> None:
     assert sorted(services(channel)) == sorted(
-        [SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"]
+        [SERVICE, CONTROL, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"]
     )
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
     question = reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)
@@ -41,7 +42,7 @@ def test_reflection_lists_the_services_and_knows_the_contract(channel: grpc.Chan
 
 def test_second_address_serves_health_alone(sidecar: SidecarProcess, probes: str) -> None:
     with channel_to(probes) as channel:
-        assert [health_status(channel, name) for name in NAMES] == ["SERVING"] * 4
+        assert [health_status(channel, name) for name in NAMES] == ["SERVING"] * 5
         assert SERVICE not in services(channel)
         with RawStream(channel) as stream:
             assert stream.ends_with() == "UNIMPLEMENTED"
