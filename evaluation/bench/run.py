@@ -172,7 +172,7 @@ def _kernels(
 def _facts(request: BenchRequest, policy: Policy, profile: HardwareProfile) -> Facts:
     affinity = getattr(os, "sched_getaffinity", None)
     return Facts(
-        cpu=_cpu_name(),
+        cpu=cpu_name(),
         cpus=len(affinity(0)) if affinity is not None else os.cpu_count() or 1,
         load_average=os.getloadavg()[0],
         python=platform.python_version(),
@@ -184,7 +184,8 @@ def _facts(request: BenchRequest, policy: Policy, profile: HardwareProfile) -> F
     )
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Returns what this machine's processor calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -13,7 +13,7 @@ from engine_adapter.simulated.profiles import FEATURES, HardwareProfile, TimingP
 from engine_adapter.simulated.timing import ProfileTimer, batch_features
 from evaluation.hardware.batches import Batches, Scenario, draw_batches
 from evaluation.hardware.catalog import MODEL, Hardware
-from slidingserve.contract.values import Floats
+from slidingserve.contract.values import Floats, Ints
 
 # Segments of the staircase over total tokens: GEMM tiles fill at multiples of 64, then 128.
 TOKEN_EDGES = (0, 16, 64, *range(128, 1025, 64), *range(1152, 2049, 128))
@@ -121,7 +121,11 @@ def design_matrix(batches: Batches, parallel_tiles: float) -> Floats:
 
 def error_rows(batches: Batches, measured: Floats, fitted: Floats) -> list[ErrorRow]:
     """Returns the errors over all iterations, by scenario, and for mixed iterations of few tokens."""
-    scenarios, tokens = batches.scenarios(), batches.total_tokens()
+    return grouped_errors(batches.scenarios(), batches.total_tokens(), measured, fitted)
+
+
+def grouped_errors(scenarios: Ints, tokens: Ints, measured: Floats, fitted: Floats) -> list[ErrorRow]:
+    """As `error_rows`, from each iteration's scenario and total tokens."""
     groups = {"all": scenarios >= 0}
     groups |= {s.name.lower(): scenarios == s for s in Scenario}
     groups["mixed_small"] = (scenarios == Scenario.MIXED) & (tokens <= SMALL_MIXED_TOKENS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -83,7 +84,12 @@ def fit_model(
         ),
     )
     errors = _compared(model, unseen, chosen).errors
-    table = {
+    return sealed(replace(model, errors=error_table(errors))), errors
+
+
+def error_table(errors: Sequence[ErrorRow]) -> dict[str, dict[str, float]]:
+    """Returns the errors as a model file holds them, by scenario."""
+    return {
         row.scenario: {
             "mae_ms": round(row.mae_ms, 3),
             "rmse_ms": round(row.rmse_ms, 3),
@@ -92,7 +98,6 @@ def fit_model(
         }
         for row in errors
     }
-    return sealed(replace(model, errors=table)), errors
 
 
 def draw_iterations(profile: HardwareProfile, count: int, rng: np.random.Generator) -> Batches:
