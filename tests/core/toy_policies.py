@@ -107,6 +107,7 @@ def install(name: str, function: Callable[[Queues, IterationState, Plan], None])
 @contextmanager
 def toys() -> Iterator[None]:
     """The toys `shortest` and `wild` are registered; whatever is registered inside is forgotten outside."""
+    registry.registrations()  # else a built-in policy that is first used inside would be forgotten for good
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))
         install("shortest", shortest_first)

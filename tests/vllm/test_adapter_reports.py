@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from engine_adapter.client import ClientSettings, FallbackReason, SchedulerClient
+from engine_adapter.vllm.advisor import Advisor
 from engine_adapter.vllm.reports import Reporter
 from slidingserve.contract.values import Mode
 
@@ -27,7 +28,7 @@ class Scene:
         self.said: list[str] = []
         self.warned: list[str] = []
         self.reporter = Reporter(
-            self.advisor,
+            cast(Advisor, self.advisor),
             self.client,
             self.nonsense,
             "unix:/nobody",

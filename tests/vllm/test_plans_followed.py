@@ -237,11 +237,13 @@ def test_paused_altogether_nobody_is_asked_and_nothing_runs(asynchronous: bool, 
     setup = Setup(asynchronous=asynchronous)
     source = FunctionSource(lambda source, _: [(name, 30) for name in source.handles])
     loop = advised_loop(setup, source, prefetch=prefetch)
-    loop.add(*(make_request(name, 100, 5) for name in "ab"))
-    assert loop.step() == {"a": 30, "b": 30}
-    asked = source.asked
+    loop.add(*(make_request(name, 100, 5) for name in "abc"))
+    assert loop.step() == {"a": 30, "b": 30, "c": 30}
+    asked, scheduled = source.asked, len(loop.batches)
     loop.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    loop.abort("c")  # so that vLLM schedules all the same, to tell the workers
     assert [loop.step() for _ in range(4)] == [{}] * 4
+    assert len(loop.batches) > scheduled
     assert source.asked == asked
     loop.scheduler.set_pause_state(PauseState.UNPAUSED)
     assert loop.step() == {"a": 30, "b": 30}
