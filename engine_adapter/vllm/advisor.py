@@ -142,7 +142,8 @@ class Advisor:
         )
         self._times.launched(output, tokens, asked.step, predicted, now)
         if asked.plan is not None:
-            self._all_held = tokens == 0
+            # Where others are in flight, all may have been launched that there is.
+            self._all_held = tokens == 0 and self._times.in_flight == 1
             if tokens:
                 self._sizes = [*self._sizes[1 - _REMEMBERED_PLANS :], tokens]
         if self._prefetching is not None and tokens and asked.allocation is not None and self.mode is not Mode.OFF:
@@ -158,16 +159,20 @@ class Advisor:
         self._source.close()
 
     def _answer(self, now: float) -> BatchAllocation | None:
-        """Returns the answer for this iteration; asks if nobody did, and again if somebody has come since."""
+        """Returns the answer for this iteration; asks if nobody did, and again if somebody came or all have gone."""
         if self._sent:
             self._sent = False
             assert self._prefetching is not None
             allocation = self._prefetching.take(self._deadline(now))
-            if allocation is None or not self._ledger.has_news:
+            if allocation is None or not (self._ledger.has_news or self._is_void(allocation)):
                 return allocation
             self._ledger.record_nothing()  # that plan is not carried out
         end = self._times.expected_end_seconds(now) if self._view.is_async else now
         return self._source.decide(*self._question(end, self._deadline(now)))
+
+    def _is_void(self, allocation: BatchAllocation) -> bool:
+        """Says whether everybody who is in the plan has ended since it was asked for."""
+        return self.mode is Mode.ACTIVE and not self._ledger.any_live(allocation.handles)
 
     def _question(self, starts_seconds: float, deadline_seconds: float) -> tuple[Step, Callable[[], Snapshot]]:
         """Returns the next message, and what makes a snapshot of the same moment."""

@@ -228,6 +228,12 @@ class Ledger:
         ]
         return EnginePlan(caps, tuple(victims), complete and not victims and len(caps) == len(allocation.handles))
 
+    def any_live(self, handles: Ints) -> bool:
+        """Says whether any of them is a live request. Linear in those that are not, before the first that is."""
+        requests = self._view.requests
+        found = (self._by_handle.get(handle) for handle in handles.tolist())
+        return any(known is not None and known.request.request_id in requests for known in found)
+
     def record_nothing(self) -> None:
         """Says that nothing of the last answer was executed."""
         self._exact, self._applied = False, None

@@ -95,14 +95,16 @@ class AdvisedScheduler(PlanFollower):
     def _preempted(self, output: Any) -> list[str]:
         """Returns the ids of requests that were preempted, in the order in which that happened.
 
-        Each was put before all that waited then, so they stand in the reverse order at the head.
+        Each was put before all that waited then, so they stand in the reverse order at the head. Who does not wait any
+        more was preempted before this call, by a reset of the prefix cache, and has been resumed in it.
         """
         preempted = output.preempted_req_ids
         if not preempted:
             return []
         if len(preempted) == 1:
             return list(preempted)
-        return [r.request_id for r in self.waiting if r.request_id in preempted][::-1]
+        waiting = [r.request_id for r in self.waiting if r.request_id in preempted][::-1]
+        return [name for name in preempted if name not in waiting] + waiting
 
     def _give_up(self, doing: str) -> None:
         _log.exception("slidingserve: failed while %s; vLLM goes on with its own policy until it is restarted", doing)

@@ -45,6 +45,7 @@ from sidecar.policies import registry
 from sidecar.policies.base import COMMON_LIMITS, PolicyContext
 from slidingserve.control.v1 import control_pb2
 from slidingserve.control.v1.control_pb2_grpc import ControlServiceStub
+from slidingserve.scheduler.v1 import scheduler_pb2 as pb
 
 OWN_POLICY = "vLLM's own"
 DEFAULT_POLICIES = ("slidingserve",)
@@ -58,7 +59,7 @@ _DEADLINE_MS = 30
 _WARM_UP_REQUESTS, _WARM_UP_RATE = 40, 4.0
 _SMALL_CHUNKS = "vllm:max_tokens=192"
 _SERVER = (
-    *("--served-model-name", NAME, "--load-format", "dummy", "--dtype", "bfloat16", "--enforce-eager"),
+    *("--served-model-name", NAME, "--load-format", "dummy", "--enforce-eager"),
     *("--max-model-len", "4096", "--max-num-batched-tokens", str(CHUNK_TOKENS), "--max-num-seqs", "64"),
     "--no-enable-prefix-caching",  # every policy gets the same prompts
     *("--scheduler-cls", "engine_adapter.vllm.build_scheduler"),
@@ -160,27 +161,36 @@ def run_demo(request: DemoRequest, tell: Tell = lambda line: None) -> DemoResult
 
 
 def planned_share(journals: Sequence[Path]) -> float:
-    """Returns the share of an engine's iterations that carried out a plan to the letter; NaN if it told of none.
+    """Returns the share of an engine's iterations that carried out a plan; NaN if it told of none.
 
-    A plan that was asked for ahead and not used, because a request came meanwhile, is no iteration. Where a snapshot
-    came instead of a step, the iterations since the last one ran without a plan.
+    Where a plan was asked for ahead, what ended meanwhile is missing from the batch; that is carried out too. A plan
+    that was not used because a request came meanwhile is no iteration. Where a snapshot came instead of a step, the
+    iterations since the last one ran without a plan.
     """
     planned = alone = 0
     for path in journals:
-        before: int | None = None  # number of the last question that was answered with a plan
+        asked: pb.BatchAllocation | None = None  # the last question that was answered with a plan
         for request, response in read_journal(path).exchanges:
-            kind = request.WhichOneof("payload")
-            if kind not in ("step", "snapshot") or response is None:
-                continue
-            number = (request.step if kind == "step" else request.snapshot).iteration.step
-            if before is not None and kind == "snapshot":
-                alone += number - before
-            elif before is not None and request.step.applied_exactly:
-                planned += 1
-            elif before is not None and request.step.applied.handles:
-                alone += 1
-            before = number if response.batch_allocation.handles else None
+            if asked is not None and request.HasField("snapshot"):
+                alone += request.snapshot.iteration.step - asked.step
+            elif asked is not None and request.HasField("step"):
+                done = _carried_out(asked, request.step)
+                planned += done is True
+                alone += done is False
+            plan = None if response is None else response.batch_allocation
+            asked = plan if plan is not None and plan.handles else None
     return planned / (planned + alone) if planned + alone else float("nan")
+
+
+def _carried_out(plan: pb.BatchAllocation, told: pb.Step) -> bool | None:
+    """Returns whether the step says that the plan was carried out; None: nothing was."""
+    if told.applied_exactly:
+        return True
+    if not told.applied.handles:
+        return None
+    ended = set(told.finished_handles)
+    wanted = {handle: tokens for handle, tokens in zip(plan.handles, plan.tokens, strict=True) if handle not in ended}
+    return wanted == dict(zip(told.applied.handles, told.applied.tokens, strict=True))
 
 
 class _Stage:
@@ -195,17 +205,20 @@ class _Stage:
         self._sidecars = 0
 
     def start(self, stack: ExitStack) -> None:
-        """Makes the model and starts the server; the sidecar of the warm-up is there before it."""
+        """Makes the model and starts the server, whose adapter looks for a sidecar from then on."""
         model = self._folder / "model"
         model.mkdir()
         self._make_model(model)
         settings = {"target": self._address, "mode": "active", "deadline_ms": _DEADLINE_MS, "report_seconds": 10}
-        where = f"{self.tensor_parallel} CPU ranks" if self._installation.on_cpu else "one GPU"
+        on_cpu = self._installation.on_cpu
+        # A CPU without instructions for bfloat16 takes ten times as long with it.
+        dtype = "float32" if on_cpu else "bfloat16"
+        where = f"{self.tensor_parallel} CPU ranks" if on_cpu else "one GPU"
         self.tell(f"starting vLLM {self._installation.version} with a tiny random model on {where}, usually 20 to 60 s")
         self._server = stack.enter_context(
             VllmServer(
                 model,
-                (*_SERVER, "--additional-config", json.dumps({"slidingserve": settings})),
+                (*_SERVER, "--dtype", dtype, "--additional-config", json.dumps({"slidingserve": settings})),
                 tensor_parallel=self.tensor_parallel,
                 installation=self._installation,
             )

@@ -149,8 +149,8 @@ class VllmServer:
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._command = [
-            *(self._installation.python, "-P", "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", str(model), "--host", "127.0.0.1", "--port", str(self._port)),
+            *(self._installation.python, "-P", "-m", "vllm.entrypoints.cli.main", "serve", str(model)),
+            *("--host", "127.0.0.1", "--port", str(self._port)),
             *("--tensor-parallel-size", str(tensor_parallel), *arguments),
         ]
         self.process: subprocess.Popen[bytes]

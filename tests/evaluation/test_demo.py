@@ -104,11 +104,12 @@ def test_planned_share_counts_what_was_executed(tmp_path: Path) -> None:
         writer.write(encode_request(message), encode_response(answer))
 
     say(OpenSession(LIMITS))
-    say(step(0, arrived=columns([1, 2], [9, 20])))
+    say(step(0, arrived=columns([1, 2, 3], [9, 20, 5])))
     say(step(1))  # executed: 1 planned
-    say(step(2, applied_exactly=False, applied=AppliedBatch(ints(1), ints(1))))  # 1 alone
+    say(step(2, applied_exactly=False, applied=AppliedBatch(ints(2), ints(1))))  # 1 alone
     say(step(3, applied_exactly=False))  # a plan that was not used: no iteration
-    say(step(4))  # 2 planned
+    # 2 planned: request 3 had ended when its turn came
+    say(step(4, applied_exactly=False, applied=AppliedBatch(ints(1, 2), ints(1, 1)), finished_handles=ints(3)))
     say(snapshot([(1, 9, 10, 2), (2, 20, 21, 2)], 2, 20, number=7))  # three iterations without
     say(step(8, epoch=1, free=20))  # 3 planned
     writer.close()

@@ -84,9 +84,8 @@ def test_server_comes_up_and_takes_its_workers_along(
         told = json.loads(facts.read_text())
         worker = psutil.Process(told["worker"])
     arguments = told["arguments"]
-    assert arguments[:3] == ["-P", "-m", "vllm.entrypoints.openai.api_server"]
+    assert arguments[:5] == ["-P", "-m", "vllm.entrypoints.cli.main", "serve", str(tmp_path / "model")]
     assert arguments[-2:] == ["--max-num-seqs", "7"]
-    assert arguments[arguments.index("--model") + 1] == str(tmp_path / "model")
     environment = told["environment"]
     assert "SLIDINGSERVE_VLLM_MODE" not in environment, "the user's settings are meant for another engine"
     assert (environment["HF_HUB_OFFLINE"], environment["VLLM_PLUGINS"]) == ("1", "")

@@ -2,7 +2,7 @@
 
 Afterwards FOLDER/VERSION holds the package without its compiled libraries. Put before everything else on PYTHONPATH, in
 an environment that has another release of vLLM, it is enough to run schedulers of that version; `test_version_matrix`
-does. A version that is there already is not fetched again. One release is a download of about 320 MB and leaves 90 MB.
+does. A version that is there already is not fetched again. One release is a download of about 320 MB, of which 60 stay.
 """
 
 from __future__ import annotations

@@ -284,7 +284,6 @@ def test_a_request_without_its_grammar_is_not_told_until_it_can_run(asynchronous
     end(loop, setup, source)
 
 
-@pytest.mark.xfail(strict=True, reason="an iteration at the end of a text is taken for a plan that held everybody")
 def test_an_iteration_in_which_all_texts_are_at_their_end_costs_no_plan() -> None:
     """Async only: the last token is being sampled, so there is nothing to schedule, whatever the plan says."""
     setup = Setup(asynchronous=True)

@@ -29,6 +29,8 @@ pytest.importorskip("vllm.v1", reason="needs vLLM: see docs/vllm.md")
 pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
 TOKENS = 40
+MOST_LOADS, ENOUGH_ANSWERS = 12, 8
+"""The breaker lets few questions through to a sidecar like that; so much load, and so many answers, are enough."""
 LIMITS = (
     *("--served-model-name", "tiny", "--load-format", "dummy", "--dtype", "float32", "--enforce-eager"),
     *("--max-model-len", "4096", "--max-num-batched-tokens", "512", "--max-num-seqs", "32"),
@@ -209,12 +211,15 @@ def test_a_sidecar_that_lies_or_dawdles_costs_no_token(served: Served, own: list
     sidecar.start()
     try:
         wait_for("a session", lambda: bool(sidecar.received))
-        told = stream_all(served.url, asks(24))
+        for _ in range(MOST_LOADS):
+            told = stream_all(served.url, asks(24))
+            check_complete(told)
+            assert [t.tokens for t in told] == [t.tokens for t in own]
+            if len(sidecar.received) > ENOUGH_ANSWERS:
+                return
     finally:
         sidecar.stop()
-    check_complete(told)
-    assert [t.tokens for t in told] == [t.tokens for t in own]
-    assert len(sidecar.received) > 3
+    raise AssertionError(f"only {len(sidecar.received)} messages in {MOST_LOADS} loads")
 
 
 def test_five_hundred_requests_with_random_aborts_leave_every_block_free(served: Served) -> None:

@@ -238,6 +238,5 @@ def test_a_reset_of_the_prefix_cache_in_the_middle_of_everything(policy: str, as
     reset_in_the_middle(policy, asynchronous=asynchronous, prefetch=False)
 
 
-@pytest.mark.xfail(strict=True, reason="of several preempted requests, those that resume at once are not reported")
 def test_a_reset_of_the_prefix_cache_after_the_next_plan_was_asked_for() -> None:
     reset_in_the_middle("random", asynchronous=False, prefetch=True)
