@@ -23,11 +23,11 @@ Bools: TypeAlias = NDArray[np.bool_]
 CHUNK_TOKENS = 2048
 """Token budget of an iteration, vLLM's own default on GPUs: a document's prompt takes two iterations."""
 CLASSES = ("chat", "document")
-DEFAULT_SECONDS = 25.0
+DEFAULT_SECONDS = 32.0
 """How long requests arrive for, if their number is not given."""
 
 _FEWEST, _MOST = 40, 400
-_UTILISATION = 0.5
+_UTILISATION = 0.7
 _DOCUMENT_SHARE = 0.2
 _DECODES, _DECODE_CONTEXT = 8, 200
 _CHAT_PROMPT, _CHAT_OUTPUT = (20, 150), (20, 60)
@@ -52,19 +52,19 @@ def demo_slos(model: LatencyModel) -> DemoSlos:
     A chat's first token is due after one and a half full chunks, and its tokens come at the pace of a third of one: an
     engine that decides as the papers' rule wants can keep that, one that puts a full chunk beside decodes cannot.
     """
-    full = _seconds(model, CHUNK_TOKENS, 0)
-    decodes = _seconds(model, 0, 0)
+    full = seconds_of(model, CHUNK_TOKENS, 0)
+    decodes = seconds_of(model, 0, 0)
     tbt = max(full / 3, 2.5 * decodes)
     return DemoSlos(_FLOOR_SECONDS + 1.5 * full, tbt, _FLOOR_SECONDS + 25 * full, 2 * tbt)
 
 
 def demo_rate(model: LatencyModel) -> float:
     """Returns the rate in requests/s at which iterations fill `_UTILISATION` of the time, if 8 decodes share each."""
-    decode = _seconds(model, 0, 0) / _DECODES
+    decode = seconds_of(model, 0, 0) / _DECODES
     mean_document, mean_chat = sum(_DOCUMENT_PROMPT) / 2, sum(_CHAT_PROMPT) / 2
     prompts = [
-        _seconds(model, CHUNK_TOKENS, 0) + _seconds(model, int(mean_document) - CHUNK_TOKENS, CHUNK_TOKENS),
-        _seconds(model, int(mean_chat), 0) - _seconds(model, 0, 0),
+        seconds_of(model, CHUNK_TOKENS, 0) + seconds_of(model, int(mean_document) - CHUNK_TOKENS, CHUNK_TOKENS),
+        seconds_of(model, int(mean_chat), 0) - seconds_of(model, 0, 0),
     ]
     outputs = [decode * sum(_DOCUMENT_OUTPUT) / 2, decode * sum(_CHAT_OUTPUT) / 2]
     shares = [_DOCUMENT_SHARE, 1 - _DOCUMENT_SHARE]
@@ -150,7 +150,7 @@ def _lengths(draw: np.random.Generator, is_first: Bools, first: tuple[int, int],
     return np.where(is_first, of_first, of_second)
 
 
-def _seconds(model: LatencyModel, chunk_tokens: int, context: int) -> float:
+def seconds_of(model: LatencyModel, chunk_tokens: int, context: int) -> float:
     """Returns the predicted time of 8 decodes and a chunk (0: none)."""
     row = np.zeros(ROW)
     chunk = np.array([1] * _DECODES + [chunk_tokens], np.int64)

@@ -22,7 +22,7 @@ import numpy as np
 
 from evaluation.engines.demo_load import CHUNK_TOKENS, demo_rate, seconds_of
 from evaluation.engines.stage import OWN_POLICY, Stage
-from evaluation.engines.tiny_model import NAME, random_text
+from evaluation.engines.tiny_model import NAME, random_texts
 from evaluation.engines.vllm_process import VllmInstallation, find_vllm, vllm_environment
 from predictor.model import LatencyModel
 
@@ -64,30 +64,34 @@ class GoodputRun:
 
 
 def goodput_slos(model: LatencyModel) -> GoodputSlos:
-    """Returns SLOs in proportion to what iterations take here: six full chunks to the first token, a third of one after."""
+    """Returns SLOs in proportion to what iterations take here: six full chunks, then a third of one per token."""
     full, decodes = seconds_of(model, CHUNK_TOKENS, 0), seconds_of(model, 0, 0)
     return GoodputSlos(round(1e3 * (0.05 + 6 * full), 1), round(1e3 * max(full / 3, 2.0 * decodes), 1))
 
 
-def write_prompts(folder: Path, requests: int, seed: int) -> Path:
+def write_prompts(model: Path, folder: Path, requests: int, seed: int) -> Path:
     """Writes a data set of vLLM's ``custom`` form: chats, and one in five a document."""
     draw = np.random.default_rng([seed, 3])
+    is_document = draw.random(requests) < _DOCUMENT_SHARE
+    prompts = np.where(is_document, draw.integers(*_DOCUMENT_PROMPT, requests), draw.integers(*_CHAT_PROMPT, requests))
+    outputs = np.where(is_document, draw.integers(*_DOCUMENT_OUTPUT, requests), draw.integers(*_CHAT_OUTPUT, requests))
     path = folder / f"prompts-{seed}.jsonl"
     with path.open("w", encoding="utf-8") as file:
-        for _ in range(requests):
-            is_document = draw.random() < _DOCUMENT_SHARE
-            prompt, output = (_DOCUMENT_PROMPT, _DOCUMENT_OUTPUT) if is_document else (_CHAT_PROMPT, _CHAT_OUTPUT)
-            row = {
-                "prompt": random_text(int(draw.integers(*prompt)), int(draw.integers(2**31))),
-                "output_tokens": int(draw.integers(*output)),
-            }
-            file.write(json.dumps(row) + "\n")
+        for text, tokens in zip(random_texts(model, prompts.tolist(), seed), outputs.tolist(), strict=True):
+            file.write(json.dumps({"prompt": text, "output_tokens": tokens}) + "\n")
     return path
 
 
 def run_client(
-    installation: VllmInstallation, url: str, model: Path, prompts: Path, rate: float, requests: int, seed: int,
-    slos: GoodputSlos, folder: Path,
+    installation: VllmInstallation,
+    url: str,
+    model: Path,
+    prompts: Path,
+    rate: float,
+    requests: int,
+    seed: int,
+    slos: GoodputSlos,
+    folder: Path,
 ) -> dict[str, Any]:
     """Returns what ``vllm bench serve`` has written. Raises RuntimeError with its last words if it fails."""
     command = [
@@ -95,7 +99,7 @@ def run_client(
         *("--base-url", url, "--endpoint", "/v1/completions", "--model", NAME, "--tokenizer", str(model)),
         *("--dataset-name", "custom", "--dataset-path", str(prompts), "--custom-output-len", "-1"),
         *("--skip-chat-template", "--num-prompts", str(requests), "--request-rate", f"{rate:g}", "--seed", str(seed)),
-        *("--ignore-eos", "--disable-tqdm", "--save-result", "--result-dir", str(folder)),
+        *("--ignore-eos", "--temperature", "0", "--disable-tqdm", "--save-result", "--result-dir", str(folder)),
         *("--result-filename", "bench.json"),
         *("--goodput", f"ttft:{slos.ttft_ms}", f"tpot:{slos.tpot_ms}"),
     ]
@@ -134,7 +138,7 @@ def compare(
             policy: ("--policy", policy, "--profile", str(stage.model_file), *defaults),
         }
         for number in range(runs):
-            prompts = write_prompts(folder, requests, seed + number)
+            prompts = write_prompts(stage.model, folder, requests, seed + number)
             for rate in rates:
                 for name in arms if number % 2 == 0 else reversed(arms):
                     with stage.sidecar(*arms[name]):
@@ -149,7 +153,7 @@ def compare(
 
 
 def table(slos: GoodputSlos, results: Sequence[GoodputRun], policy: str) -> list[str]:
-    """Returns a line for each rate: what both attained, and the difference with a 95 % bootstrap interval over pairs."""
+    """Returns a line for each rate: what both attained, and the gain with a 95 % bootstrap interval over the pairs."""
     lines = [f"ttft {slos.ttft_ms:g} ms, tpot {slos.tpot_ms:g} ms; share of requests that met both, and goodput"]
     draw = np.random.default_rng(0)
     for rate in sorted({result.rate for result in results}):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,27 @@ def make_tiny_model(folder: Path) -> None:
         (folder / name).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
+def random_texts(model: Path, tokens: Sequence[int], seed: int) -> list[str]:
+    """Returns texts of so many tokens each for the model in a folder; nearly, for a cut may join two tokens.
+
+    Raises:
+        TokenizersMissing: see there.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise TokenizersMissing("the package tokenizers is missing; it comes with vLLM: see docs/vllm.md") from error
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    draw = random.Random(seed)  # noqa: S311  no secret depends on it
+    words = _words(random.Random(0))  # noqa: S311
+    texts = []
+    for count in tokens:
+        text = " ".join(draw.choices(words, k=count))  # a word is a token at the least
+        end = tokenizer.encode(text).offsets[count - 1][1]
+        texts.append(text[:end])
+    return texts
+
+
 def _trained_tokenizer() -> Any:
     """Returns a byte-level BPE tokenizer of VOCABULARY entries, trained on made-up words."""
     try:
@@ -97,10 +118,14 @@ def _trained_tokenizer() -> Any:
 def _lines() -> Iterator[str]:
     """Yields lines of words made of syllables: enough different ones to fill the vocabulary."""
     draw = random.Random(0)  # noqa: S311  no secret depends on it
-    syllables = [a + b for a in "bcdfghjklmnprstvwz" for b in ("a", "e", "i", "o", "u", "an", "er", "in", "os")]
-    words = ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(6000)]
+    words = _words(draw)
     for _ in range(2000):
         yield " ".join(draw.choices(words, k=12))
+
+
+def _words(draw: random.Random) -> list[str]:
+    syllables = [a + b for a in "bcdfghjklmnprstvwz" for b in ("a", "e", "i", "o", "u", "an", "er", "in", "os")]
+    return ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(6000)]
 
 
 if __name__ == "__main__":

@@ -36,31 +36,39 @@ def vllm(
         float | None, typer.Option(help="Requests/s. Default: as much as this machine bears.", show_default=False)
     ] = None,
     requests: Annotated[
-        int | None, typer.Option(help="How many requests. Default: about 25 s of them.", show_default=False)
+        int | None, typer.Option(help="How many requests. Default: about 32 s of them.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of arrivals, lengths and prompts.")] = 0,
+    tensor_parallel: Annotated[
+        int | None,
+        typer.Option(
+            help="Ranks of the engine. Default: 2 on CPUs, 1 on GPUs. 1 is steadier where there are only two cores.",
+            show_default=False,
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the results as JSON (- = stdout, without the table).")
     ] = None,
 ) -> None:
     """Compare vLLM's own policy with the sidecar's: a real vLLM, a tiny model, mixed requests with SLOs."""
     quiet_grpc()
-    from evaluation.engines.demo import DEFAULT_POLICIES, DemoFailed, DemoRequest, run_demo
+    from evaluation.engines.demo import DEFAULT_POLICIES, DemoRequest, run_demo
     from evaluation.engines.demo_screen import render, to_json
     from evaluation.engines.http_load import LoadClientMissing
     from evaluation.engines.measured_iterations import TooFewIterations
+    from evaluation.engines.stage import StageFailed
     from evaluation.engines.vllm_process import VllmFailed, VllmMissing
     from evaluation.sidecar_process import SidecarFailed
     from evaluation.workloads import WorkloadError
     from sidecar.policies.registry import PolicyParameterError, PolicySpecError, UnknownPolicyError, UnknownProfileError
 
     check_writable(json_file)
-    request = DemoRequest(tuple(policy or DEFAULT_POLICIES), rate, requests, seed)
+    request = DemoRequest(tuple(policy or DEFAULT_POLICIES), rate, requests, seed, tensor_parallel)
     try:
         with _leaving_in_order():
             result = run_demo(request, _Told())
     except (
-        *(DemoFailed, VllmMissing, VllmFailed, SidecarFailed, LoadClientMissing, TooFewIterations),
+        *(StageFailed, VllmMissing, VllmFailed, SidecarFailed, LoadClientMissing, TooFewIterations),
         *(WorkloadError, PolicySpecError, PolicyParameterError, UnknownPolicyError, UnknownProfileError),
     ) as error:
         fail(str(error))

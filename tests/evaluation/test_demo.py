@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluation.engines.demo import OWN_POLICY, DemoRequest, DemoResult, DemoRun, planned_share, run_demo
+from evaluation.engines.demo import DemoRequest, DemoResult, DemoRun, planned_share, run_demo
 from evaluation.engines.demo_load import (
     CHUNK_TOKENS,
     DemoSlos,
@@ -21,6 +21,7 @@ from evaluation.engines.demo_load import (
     warm_up_workload,
 )
 from evaluation.engines.demo_screen import WIDTH, render, to_json
+from evaluation.engines.stage import OWN_POLICY
 from evaluation.scores import Percentiles, Scores, Violations
 from evaluation.workloads import WorkloadError
 from predictor.model import LatencyModel, linear_model
@@ -68,7 +69,7 @@ def test_requests_are_those_of_the_seed() -> None:
     assert demo_workload(SLOS, 16.0, 300, 5).arrival_seconds == pytest.approx(workload.arrival_seconds / 2)
 
 
-@pytest.mark.parametrize(("rate", "count"), [(0.5, 40), (8.0, 200), (1000.0, 400)])
+@pytest.mark.parametrize(("rate", "count"), [(0.5, 40), (8.0, 256), (1000.0, 400)])
 def test_number_of_requests_follows_the_rate(rate: float, count: int) -> None:
     assert len(demo_workload(SLOS, rate, None, 0)) == count
 
@@ -162,6 +163,8 @@ def test_json_has_no_nan() -> None:
         (DemoRequest(requests=0), WorkloadError),
         (DemoRequest(seed=-1), WorkloadError),
         (DemoRequest(rate=0.0), WorkloadError),
+        (DemoRequest(tensor_parallel=0), DemoFailed),
+        (DemoRequest(tensor_parallel=3), DemoFailed),
     ],
 )
 def test_bad_request_is_refused_before_anything_starts(request_: DemoRequest, error: type[Exception]) -> None:

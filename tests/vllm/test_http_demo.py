@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from evaluation.engines.demo import OWN_POLICY
+from evaluation.engines.stage import OWN_POLICY
 from tests.cli.runner import command, environment
 from tests.service.support import wait_until
 
