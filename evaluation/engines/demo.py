@@ -18,14 +18,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.engines.demo_load import (
-    DemoSlos,
-    demo_rate,
-    demo_slos,
-    demo_workload,
-)
+from evaluation.engines.demo_load import DemoSlos, demo_rate, demo_slos, demo_workload
 from evaluation.engines.http_load import outcome_of
-from evaluation.engines.stage import OWN_POLICY, Stage, StageFailed, Tell
+from evaluation.engines.stage import MOST_RANKS, OWN_POLICY, Stage, StageFailed, Tell
 from evaluation.engines.vllm_process import find_vllm
 from evaluation.scores import Scores, score
 from evaluation.workloads import MAX_RATE, Workload, check_number, check_requests, check_seed
@@ -99,13 +94,9 @@ def run_demo(request: DemoRequest, tell: Tell = lambda line: None) -> DemoResult
     _check(request)
     installation = find_vllm()
     _check_packages()
-    if installation.on_cpu and (request.tensor_parallel or 1) > len(allowed_cpus()):
-        raise DemoFailed(
-            f"{request.tensor_parallel} ranks on {len(allowed_cpus())} CPUs; give at most one for each CPU"
-        )
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slidingserve-demo-")))
-        stage = Stage(folder, installation, tell)
+        stage = Stage(folder, installation, tell, request.tensor_parallel)
         stage.start(stack)
         model = stage.warm_up(request.seed)
         slos, rate = demo_slos(model), request.rate or float(f"{demo_rate(model):.2g}")
@@ -197,7 +188,7 @@ def _check(request: DemoRequest) -> None:
     """Looks at the request before anything is started."""
     check_seed(request.seed)
     if request.tensor_parallel is not None and not 1 <= request.tensor_parallel <= MOST_RANKS:
-        raise DemoFailed(f"{request.tensor_parallel} ranks are out of range; give 1 or {MOST_RANKS}")
+        raise StageFailed(f"{request.tensor_parallel} ranks are out of range; give 1 or {MOST_RANKS}")
     if request.rate is not None:
         check_number("rate", request.rate, 0.0, MAX_RATE, "requests/s", above=True)
     if request.requests is not None:

@@ -30,6 +30,8 @@ from slidingserve.control.v1.control_pb2_grpc import ControlServiceStub
 
 OWN_POLICY = "vLLM's own"
 PROFILE = "this-machine"
+MOST_RANKS = 2
+"""The tiny model has two KV heads."""
 
 _CONNECT_SECONDS = 60.0
 _LIMIT_SECONDS = 180.0
@@ -60,6 +62,10 @@ class Stage:
         folder: for model, sockets and journals.
         installation: which vLLM.
         tell: told in a line what happens next.
+        tensor_parallel: ranks; None: two on CPUs, where there are as many, and one on GPUs.
+
+    Raises:
+        StageFailed: there are fewer CPUs than ranks.
 
     Attributes:
         model_file: latency model of this engine, once it has been warmed up.
@@ -67,11 +73,17 @@ class Stage:
         measured: iterations that the latency model was fitted to.
     """
 
-    def __init__(self, folder: Path, installation: VllmInstallation, tell: Tell) -> None:
+    def __init__(
+        self, folder: Path, installation: VllmInstallation, tell: Tell, tensor_parallel: int | None = None
+    ) -> None:
         self._folder, self._installation, self.tell = folder, installation, tell
         self._address = f"unix:{folder}/scheduler.sock"
         self.model_file = folder / "model.json"
-        self.tensor_parallel = 2 if installation.on_cpu and len(allowed_cpus()) > 1 else 1
+        cpus = len(allowed_cpus())
+        usual = 2 if installation.on_cpu and cpus > 1 else 1
+        self.tensor_parallel = usual if tensor_parallel is None else tensor_parallel
+        if installation.on_cpu and self.tensor_parallel > cpus:
+            raise StageFailed(f"{self.tensor_parallel} ranks on {cpus} CPUs; give one: each takes a CPU of its own")
         self.measured = 0
         self._sidecars = 0
 
@@ -94,7 +106,8 @@ class Stage:
         on_cpu = self._installation.on_cpu
         # A CPU without instructions for bfloat16 takes ten times as long with it.
         dtype = "float32" if on_cpu else "bfloat16"
-        where = f"{self.tensor_parallel} CPU ranks" if on_cpu else "one GPU"
+        ranks = "1 rank" if self.tensor_parallel == 1 else f"{self.tensor_parallel} ranks"
+        where = f"{ranks} on {'CPUs' if on_cpu else 'GPUs'}"
         self.tell(f"starting vLLM {self._installation.version} with a tiny random model on {where}, usually 20 to 60 s")
         self._server = stack.enter_context(
             VllmServer(

@@ -21,7 +21,7 @@ from evaluation.engines.demo_load import (
     warm_up_workload,
 )
 from evaluation.engines.demo_screen import WIDTH, render, to_json
-from evaluation.engines.stage import OWN_POLICY
+from evaluation.engines.stage import OWN_POLICY, StageFailed
 from evaluation.scores import Percentiles, Scores, Violations
 from evaluation.workloads import WorkloadError
 from predictor.model import LatencyModel, linear_model
@@ -163,8 +163,8 @@ def test_json_has_no_nan() -> None:
         (DemoRequest(requests=0), WorkloadError),
         (DemoRequest(seed=-1), WorkloadError),
         (DemoRequest(rate=0.0), WorkloadError),
-        (DemoRequest(tensor_parallel=0), DemoFailed),
-        (DemoRequest(tensor_parallel=3), DemoFailed),
+        (DemoRequest(tensor_parallel=0), StageFailed),
+        (DemoRequest(tensor_parallel=3), StageFailed),
     ],
 )
 def test_bad_request_is_refused_before_anything_starts(request_: DemoRequest, error: type[Exception]) -> None:
