@@ -1,8 +1,9 @@
 """The adapter inside vLLM: ``vllm serve --scheduler-cls engine_adapter.vllm.build_scheduler``.
 
 `factory` makes the scheduler, `scheduler` glues vLLM's to ours, `follower` makes vLLM follow a plan, `advisor` asks the
-sidecar, `ledger` knows what it was told, `timing` measures iterations, `view` reads vLLM's scheduler, `hooks` says
-whether it can be read, `watchdog` lets nobody starve; `settings`, `slos` and `middleware` are what users set.
+sidecar, `ledger` knows what it was told (in `books`), `timing` measures iterations, `view` reads vLLM's scheduler,
+`hooks` says whether it can be read, `watchdog` lets nobody starve; `settings`, `slos` and `middleware` are what users
+set.
 """
 
 from __future__ import annotations

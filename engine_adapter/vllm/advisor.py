@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from engine_adapter.source import DecisionSource, PrefetchingSource
+from engine_adapter.vllm.books import EnginePlan
 from engine_adapter.vllm.follower import Orders
-from engine_adapter.vllm.ledger import EnginePlan, Ledger
+from engine_adapter.vllm.ledger import Ledger
 from engine_adapter.vllm.settings import AdapterSettings
 from engine_adapter.vllm.timing import IterationTimes
 from engine_adapter.vllm.view import SchedulerView

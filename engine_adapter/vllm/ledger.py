@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from engine_adapter.vllm.slos import RequestTerms, TermsReader
+from engine_adapter.vllm.books import UNTOLD, EnginePlan, Known, Names, floats, ints, progress_of
+from engine_adapter.vllm.slos import TermsReader
 from engine_adapter.vllm.view import SchedulerView
 from slidingserve.contract.values import (
     NO_INTS,
@@ -28,74 +29,6 @@ from slidingserve.contract.values import (
 
 LONGEST_AGE_SECONDS = 60.0
 """A request is not older than that when it reaches the engine; what is more is a clock that was set."""
-MOST_NAMES = 4096
-"""Classes, and tenants, that are told apart; later ones have no name."""
-_UNTOLD = -1
-
-
-class Known:
-    """One live request: vLLM's object, who it is to the sidecar, and how far the sidecar believes it to be."""
-
-    __slots__ = (
-        "arrival_seconds",
-        "computed",
-        "handle",
-        "output",
-        "request",
-        "served_iteration",
-        "served_seconds",
-        "terms",
-        "waiting",
-    )
-
-    def __init__(self, request: Any, terms: RequestTerms, arrival_seconds: float) -> None:
-        self.request = request
-        self.terms = terms
-        self.arrival_seconds = arrival_seconds
-        self.served_seconds = 0.0
-        self.served_iteration = 0
-        self.handle = _UNTOLD
-        self.computed = 0
-        self.output = 0
-        self.waiting = True
-
-    @property
-    def told(self) -> bool:
-        """Whether the sidecar knows the request."""
-        return self.handle != _UNTOLD
-
-
-class EnginePlan(NamedTuple):
-    """An allocation in vLLM's terms.
-
-    Attributes:
-        caps: most tokens by request id, in the order in which vLLM is to take them.
-        victims: ids of those to be preempted first, if blocks are short.
-        complete: every handle of the allocation is a live request.
-    """
-
-    caps: dict[str, int]
-    victims: tuple[str, ...]
-    complete: bool
-
-
-class _Names:
-    """Numbers names in the order of their first use; 0 is none."""
-
-    def __init__(self) -> None:
-        self._index: dict[str, int] = {"": 0}
-        self._sent = 0
-
-    def index(self, name: str) -> int:
-        if name not in self._index and len(self._index) <= MOST_NAMES:
-            self._index[name] = len(self._index)
-        return self._index.get(name, 0)
-
-    def new(self, *, everything: bool = False) -> tuple[str, ...]:
-        """Returns the names that were not sent before, or all, as sent."""
-        names = tuple(self._index)[1 if everything else 1 + self._sent :]
-        self._sent = len(self._index) - 1
-        return names
 
 
 class Ledger:
@@ -122,7 +55,7 @@ class Ledger:
         self._preempted: dict[str, Known] = {}  # told, waiting, and with output that may still grow
         self._running = 0  # told requests that the sidecar believes to run
         self._next_handle = 0
-        self._classes, self._tenants = _Names(), _Names()
+        self._classes, self._tenants = Names(), Names()
         self._exact = False
         self._applied: AppliedBatch | None = None
         self._news = False
@@ -186,7 +119,7 @@ class Ledger:
         columns = self._arrivals(arrived) if arrived else None
         exact, applied = self._exact, self._applied
         self.record_nothing()
-        return Step(iteration, exact, applied, progress, _ints(finished) if finished else NO_INTS, columns)
+        return Step(iteration, exact, applied, progress, ints(finished) if finished else NO_INTS, columns)
 
     def snapshot(self, iteration: IterationState) -> Snapshot:
         """Returns everything that the sidecar can be told. Linear in the live requests."""
@@ -199,14 +132,14 @@ class Ledger:
         self._running = len(running)
         for name, known in self._known.items():
             if known.handle not in self._by_handle:
-                known.handle = _UNTOLD
+                known.handle = UNTOLD
                 self._untold[name] = known
         rows = running + waiting
         progress = ProgressColumns(
             NO_INTS,
-            _ints(known.computed for known in rows),
-            _ints(known.output for known in rows),
-            _ints(0 if known.waiting else int(known.request.num_in_flight_tokens) for known in rows),
+            ints(known.computed for known in rows),
+            ints(known.output for known in rows),
+            ints(0 if known.waiting else int(known.request.num_in_flight_tokens) for known in rows),
         )
         self._news = False
         self.record_nothing()
@@ -259,7 +192,7 @@ class Ledger:
             if known is None:
                 continue
             known.served_seconds, known.served_iteration = now, self._iterations
-            if known.handle == _UNTOLD:
+            if known.handle == UNTOLD:
                 continue
             handles.append(known.handle)
             if known.waiting:
@@ -274,8 +207,8 @@ class Ledger:
             and len(handles) == len(plan.caps)
             and (scheduled == plan.caps or all(scheduled.get(name) == cap for name, cap in plan.caps.items()))
         )
-        tokens_of = _ints(scheduled[self._by_handle[handle].request.request_id] for handle in handles)
-        self._applied = None if self._exact else AppliedBatch(_ints(handles), tokens_of, _ints(victims))
+        tokens_of = ints(scheduled[self._by_handle[handle].request.request_id] for handle in handles)
+        self._applied = None if self._exact else AppliedBatch(ints(handles), tokens_of, ints(victims))
 
     @staticmethod
     def _advance(known: Known, tokens: int) -> None:
@@ -304,7 +237,7 @@ class Ledger:
         seen = 0
         for request in self._view.running:
             known = self._known.get(request.request_id)
-            if known is None or known.handle == _UNTOLD:
+            if known is None or known.handle == UNTOLD:
                 if known is None or not self._view.is_foreign(request):
                     return None, False
                 continue
@@ -325,7 +258,7 @@ class Ledger:
         if not wrong:
             return None, True
         handles, computed_tokens, output_tokens = zip(*wrong, strict=True)
-        return ProgressColumns(_ints(handles), _ints(computed_tokens), _ints(output_tokens)), True
+        return ProgressColumns(ints(handles), ints(computed_tokens), ints(output_tokens)), True
 
     def _withdraw_held(self) -> list[int]:
         """Takes waiting requests that vLLM would skip out of the sidecar's sight; they arrive anew in their time."""
@@ -339,7 +272,7 @@ class Ledger:
         handles = [known.handle for known in held]
         for known in held:
             del self._by_handle[known.handle]
-            known.handle = _UNTOLD
+            known.handle = UNTOLD
             self._untold[known.request.request_id] = known
         return handles
 
@@ -354,7 +287,7 @@ class Ledger:
             known.computed = self._view.cached_prefix_tokens(known.request)
             cached.append(known.computed)
         columns = self._columns(arrived, everything=False)
-        return columns._replace(cached_prefix_tokens=_ints(cached)) if any(cached) else columns
+        return columns._replace(cached_prefix_tokens=ints(cached)) if any(cached) else columns
 
     def _tell_all(self, requests: Iterable[Any], *, waiting: bool) -> list[Known]:
         rows = []
@@ -377,53 +310,30 @@ class Ledger:
 
     def _tell(self, known: Known) -> None:
         """Gives the request a handle above all before, if it has none."""
-        if known.handle == _UNTOLD:
+        if known.handle == UNTOLD:
             known.handle = self._next_handle
             self._next_handle += 1
         self._by_handle[known.handle] = known
 
     def _columns(self, rows: list[Known], *, everything: bool) -> RequestColumns:
         terms = [known.terms for known in rows]
-        classes = _ints(self._classes.index(t.class_name) for t in terms)
-        tenants = _ints(self._tenants.index(t.tenant) for t in terms)
+        classes = ints(self._classes.index(t.class_name) for t in terms)
+        tenants = ints(self._tenants.index(t.tenant) for t in terms)
         drafts = self._view.speculative_tokens
         return RequestColumns(
-            handles=_ints(known.handle for known in rows),
-            arrival_seconds=_floats(known.arrival_seconds for known in rows),
-            prompt_tokens=_ints(int(known.request.num_prompt_tokens) for known in rows),
-            ttft_slo_seconds=_floats(t.ttft_slo_seconds for t in terms),
-            tbt_slo_seconds=_floats(t.tbt_slo_seconds for t in terms),
-            ttlt_slo_seconds=_floats(t.ttlt_slo_seconds for t in terms),
-            priority=_ints(t.priority for t in terms),
+            handles=ints(known.handle for known in rows),
+            arrival_seconds=floats(known.arrival_seconds for known in rows),
+            prompt_tokens=ints(int(known.request.num_prompt_tokens) for known in rows),
+            ttft_slo_seconds=floats(t.ttft_slo_seconds for t in terms),
+            tbt_slo_seconds=floats(t.tbt_slo_seconds for t in terms),
+            ttlt_slo_seconds=floats(t.ttlt_slo_seconds for t in terms),
+            priority=ints(t.priority for t in terms),
             class_index=classes,
             tenant_index=tenants,
-            weight=_floats(t.weight for t in terms),
-            max_output_tokens=_ints(int(known.request.max_tokens) for known in rows),
+            weight=floats(t.weight for t in terms),
+            max_output_tokens=ints(int(known.request.max_tokens) for known in rows),
             speculative_tokens=np.full(len(rows), drafts, np.int64) if drafts else NO_INTS,
             request_ids=tuple(known.request.request_id for known in rows),
             class_names=self._classes.new(everything=everything),
             tenant_names=self._tenants.new(everything=everything),
         )
-
-
-def progress_of(request: Any) -> tuple[int, int]:
-    """Returns (computed, output) tokens of a request as the contract counts them: what is in flight has happened.
-
-    vLLM counts launched tokens as computed at once. A token that is being sampled is a placeholder of the async
-    scheduler and not counted at all by the sync one. Draft tokens count as rejected until vLLM says otherwise.
-    """
-    output = int(request.num_output_tokens)
-    in_flight = int(request.num_output_placeholders)
-    if not in_flight and request.num_in_flight_tokens and not request.is_prefill_chunk:
-        in_flight = 1
-    output += in_flight
-    total = int(request.num_prompt_tokens) + output
-    return min(int(request.num_computed_tokens), total - 1 if output else total), output
-
-
-def _ints(values: Iterable[int]) -> Ints:
-    return np.array(list(values), np.int64)
-
-
-def _floats(values: Iterable[float]) -> Any:
-    return np.array(list(values), np.float64)

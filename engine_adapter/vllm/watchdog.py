@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine_adapter.vllm.ledger import EnginePlan, Known
+from engine_adapter.vllm.books import EnginePlan, Known
 
 CHUNK_TOKENS = 256
 """Prompt tokens that a starving request is given at a time."""

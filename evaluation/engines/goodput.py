@@ -118,7 +118,7 @@ def run_client(
 
 
 def compare(
-    *, policy: str, rates: Sequence[float] | None, runs: int, requests: int, seed: int
+    *, policy: str, rates: Sequence[float] | None, runs: int, requests: int, seed: int, slos: GoodputSlos | None = None
 ) -> tuple[GoodputSlos, list[GoodputRun]]:
     """Runs all pairs, own policy and ``policy`` by turns; a run takes requests / rate seconds and ten more."""
     installation = find_vllm()
@@ -128,7 +128,7 @@ def compare(
         stage = Stage(folder, installation, _tell)
         stage.start(stack)
         model = stage.warm_up(seed)
-        slos = goodput_slos(model)
+        slos = slos or goodput_slos(model)
         rates = rates or [float(f"{step * demo_rate(model):.2g}") for step in RATE_STEPS]
         defaults = (
             *("--default-ttft-seconds", str(slos.ttft_ms / 1e3), "--default-tbt-seconds", str(slos.tpot_ms / 1e3)),
@@ -186,10 +186,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=5, help="pairs at each rate")
     parser.add_argument("--requests", type=int, default=REQUESTS, help="requests of each run")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals")
+    parser.add_argument("--ttft-ms", type=float, help="SLO of all requests; default: by the engine's latency model")
+    parser.add_argument("--tpot-ms", type=float, help="the same, after the first token; give both or none")
     parser.add_argument("--json", type=Path, help="write all runs to this file")
     options = parser.parse_args(arguments)
+    if (options.ttft_ms is None) != (options.tpot_ms is None):
+        parser.error("give both --ttft-ms and --tpot-ms, or none")
     slos, results = compare(
-        policy=options.policy, rates=options.rates, runs=options.runs, requests=options.requests, seed=options.seed
+        policy=options.policy,
+        rates=options.rates,
+        runs=options.runs,
+        requests=options.requests,
+        seed=options.seed,
+        slos=None if options.ttft_ms is None else GoodputSlos(options.ttft_ms, options.tpot_ms),
     )
     if options.json:
         document = {"slos": asdict(slos), "runs": [asdict(result) for result in results]}

@@ -93,7 +93,7 @@ def _inside(question: dict[str, Any]) -> None:
     llm = LLM(
         model=str(folder),
         load_format="dummy",
-        dtype="bfloat16",
+        dtype="float32",
         enforce_eager=True,
         tensor_parallel_size=2,
         max_model_len=4096,

@@ -103,6 +103,7 @@ def collect_from(
         )
 
 
+@pytest.mark.long
 def test_profiling_a_simulated_engine_gives_a_model_of_its_hardware(tmp_path: Path) -> None:
     samples, progress = SampleFile(tmp_path / "gpu.samples.csv"), []  # type: ignore[var-annotated]
     collect_from(tmp_path / "first", samples, 0, 20.0, progress)

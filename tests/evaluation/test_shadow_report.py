@@ -124,6 +124,7 @@ def test_classes_are_told_apart(reports: dict[Mode, ShadowReport]) -> None:
     assert sum(weights[name] * shares[name] for name in shares) / report.requests == pytest.approx(met(report)[0] / 100)
 
 
+@pytest.mark.long
 def test_further_policies_and_several_journals(journals: dict[Mode, Path], tmp_path: Path) -> None:
     """Engines of different modes: the calibration takes for each what it really ran."""
     other = tmp_path / "other.journal"
@@ -157,6 +158,7 @@ def test_wrong_model_is_not_to_be_trusted(journals: dict[Mode, Path], tmp_path: 
     assert to_json(report)["calibration"]["trusted"] is False
 
 
+@pytest.mark.long
 def test_mixed_modes_and_few_requests_are_told(tmp_path: Path) -> None:
     path = tmp_path / "session.journal"
     switches = {400: Mode.ACTIVE, 900: Mode.SHADOW}
@@ -166,6 +168,7 @@ def test_mixed_modes_and_few_requests_are_told(tmp_path: Path) -> None:
     assert any(text.startswith("only 59 requests: each is worth 1.7 points") for text in warnings)
 
 
+@pytest.mark.long
 def test_model_is_named_where_the_session_names_none(tmp_path: Path) -> None:
     path = tmp_path / "session.journal"
     record(path, random_feed(1, 30, 60, 12, 0.05), LinearTimer(), OpenSession(LIMITS, mode=Mode.SHADOW))
