@@ -19,7 +19,7 @@ from engine_adapter.client import ClientError, ClientSettings, SchedulerClient, 
 from engine_adapter.vllm.checkup import MARK
 from engine_adapter.vllm.hooks import SUPPORTED
 from engine_adapter.vllm.settings import AdapterSettings, SettingsError, load_settings, stray_variables
-from evaluation.engines.vllm_process import VllmInstallation, VllmMissing, find_vllm
+from evaluation.engines.vllm_process import PYTHON_VARIABLE, VllmInstallation, VllmMissing, find_vllm
 from slidingserve import __version__
 from slidingserve.contract.values import EngineInfo, EngineLimits, Mode, OpenSession, SessionOpened, SloDefaults
 
@@ -60,7 +60,7 @@ def examine(additional_config: str | None, environment: Mapping[str, str]) -> It
     if installation is not None:
         yield from _vllm(installation)
         yield from _cpu(installation, environment)
-    strays = stray_variables(environment)
+    strays = [name for name in stray_variables(environment) if name != PYTHON_VARIABLE]
     if strays:
         yield Finding(
             "warning", "environment", f"no settings: {', '.join(strays)}", "correct their names, or unset them"

@@ -29,9 +29,9 @@ from predictor.model import LatencyModel
 REQUESTS = 100
 RATE_STEPS = (0.8, 1.0, 1.25)
 """Multiples of the demonstration's rate."""
-_DOCUMENT_SHARE = 0.2
+_DOCUMENT_SHARE = 0.1
 _CHAT_PROMPT, _CHAT_OUTPUT = (20, 150), (20, 60)
-_DOCUMENT_PROMPT, _DOCUMENT_OUTPUT = (1500, 3500), (8, 20)
+_DOCUMENT_PROMPT, _DOCUMENT_OUTPUT = (2500, 3600), (8, 20)
 _RESAMPLES = 10_000
 _RUN_SECONDS = 600
 
@@ -70,7 +70,7 @@ def goodput_slos(model: LatencyModel) -> GoodputSlos:
 
 
 def write_prompts(model: Path, folder: Path, requests: int, seed: int) -> Path:
-    """Writes a data set of vLLM's ``custom`` form: chats, and one in five a document."""
+    """Writes a data set of vLLM's ``custom`` form: chats, and one in ten a document."""
     draw = np.random.default_rng([seed, 3])
     is_document = draw.random(requests) < _DOCUMENT_SHARE
     prompts = np.where(is_document, draw.integers(*_DOCUMENT_PROMPT, requests), draw.integers(*_CHAT_PROMPT, requests))

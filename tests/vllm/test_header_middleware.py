@@ -391,7 +391,7 @@ def test_the_reference_lists_every_header() -> None:
 @pytest.mark.vllm
 @pytest.mark.parametrize("path", GENERATING_PATHS)
 def test_vllm_reads_them_from_the_body(path: str) -> None:
-    pytest.importorskip("vllm", reason="needs vLLM: see docs/vllm.md")
+    pytest.importorskip("vllm.v1", reason="needs vLLM: see docs/vllm.md")
     fastapi, httpx = pytest.importorskip("fastapi"), pytest.importorskip("httpx")
     from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest

@@ -17,7 +17,7 @@ from evaluation.engines.stage import OWN_POLICY
 from tests.cli.runner import command, environment
 from tests.service.support import wait_until
 
-pytest.importorskip("vllm", reason="needs vLLM: see docs/vllm.md")
+pytest.importorskip("vllm.v1", reason="needs vLLM: see docs/vllm.md")
 pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
 REQUESTS = 12
