@@ -56,7 +56,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     target = f"unix:{folder}/s.sock"
     settings = {"slidingserve": {"target": target, "classes": {"chat": {"ttft_slo_ms": 700, "tbt_slo_ms": 70}}}}
     arguments = (*LIMITS, *ADAPTER, "--additional-config", json.dumps(settings))
-    with VllmServer(folder, arguments, tensor_parallel=2) as server:
+    environment = {"VLLM_LOGGING_LEVEL": "INFO"}  # the last test reads the log
+    with VllmServer(folder, arguments, tensor_parallel=2, environment=environment) as server:
         stream_all(server.url, asks(4))  # kernels are compiled on the way
         yield Served(server, target)
 
