@@ -93,8 +93,8 @@ def check_complete(told: list[Told]) -> None:
 
 
 def wait_for(what: str, holds: Any) -> None:
-    """Waits until something has come to pass in another process, a minute at most."""
-    end = time.monotonic() + 60
+    """Waits until something has come to pass in another process, three minutes at most."""
+    end = time.monotonic() + 180
     while not holds():
         assert time.monotonic() < end, f"it never came to pass: {what}"
         time.sleep(0.05)
