@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -56,6 +57,15 @@ class SidecarProcess:
         if self.process.poll() is not None:
             said = self.log.strip() or "nothing"
             raise SidecarFailed(f"the sidecar ended with status {self.process.returncode}; it said: {said}")
+
+    def await_session(self, seconds: float) -> None:
+        """Waits until an engine has opened a session. Raises `SidecarFailed` if none has within ``seconds``."""
+        end = time.monotonic() + seconds
+        while "session opened" not in self.log:
+            self.check()
+            if time.monotonic() > end:
+                raise SidecarFailed(f"no engine opened a session within {seconds:g} s; it said: {self.log.strip()}")
+            time.sleep(0.05)
 
     def restart(self) -> None:
         """Starts it again at the same address, after it was killed."""

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from evaluation.engines.demo_load import CHUNK_TOKENS, demo_rate, seconds_of
+from evaluation.engines.intervals import mean_interval
 from evaluation.engines.stage import OWN_POLICY, Stage
 from evaluation.engines.tiny_model import NAME, random_texts
 from evaluation.engines.vllm_process import VllmInstallation, find_vllm, vllm_environment
@@ -32,7 +33,6 @@ RATE_STEPS = (0.8, 1.0, 1.25)
 _DOCUMENT_SHARE = 0.1
 _CHAT_PROMPT, _CHAT_OUTPUT = (20, 150), (20, 60)
 _DOCUMENT_PROMPT, _DOCUMENT_OUTPUT = (2500, 3600), (8, 20)
-_RESAMPLES = 10_000
 _RUN_SECONDS = 600
 
 
@@ -164,8 +164,7 @@ def table(slos: GoodputSlos, results: Sequence[GoodputRun], policy: str) -> list
         own, ours = (np.array([100 * r.attained for r in arms[name]]) for name in (OWN_POLICY, policy))
         goodputs = [np.mean([r.goodput for r in arms[name]]) for name in (OWN_POLICY, policy)]
         gain = ours - own
-        means = gain[draw.integers(0, len(gain), (_RESAMPLES, len(gain)))].mean(axis=1)
-        low, high = np.percentile(means, [2.5, 97.5])
+        low, high = mean_interval(gain, draw)
         lines.append(
             f"{rate:6.2f} requests/s, {len(gain)} pairs: {OWN_POLICY} {own.mean():.1f} % ({goodputs[0]:.2f}/s), "
             f"{policy} {ours.mean():.1f} % ({goodputs[1]:.2f}/s), gain {gain.mean():+.1f} points "

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from evaluation.engines.intervals import mean_interval
 from evaluation.engines.tiny_model import make_tiny_model
-from evaluation.engines.vllm_process import allowed_cpus, find_vllm, thread_binding, vllm_environment
+from evaluation.engines.vllm_process import cpu_variables, find_vllm, vllm_environment
 from evaluation.sidecar_process import SidecarProcess
 
 TOKENS_PER_REQUEST = 60
 PROMPT_TOKENS = 24
-_RESAMPLES = 10_000
 _SESSION_SECONDS = 120.0
 
 
@@ -46,9 +46,7 @@ class Overhead:
         """Returns the figures as text: medians, the median difference, and the mean ratio with a bootstrap interval."""
         off, active = np.array(self.off_ms), np.array(self.active_ms)
         ratios = 100.0 * (active / off - 1.0)
-        draw = np.random.default_rng(0)
-        means = ratios[draw.integers(0, len(ratios), (_RESAMPLES, len(ratios)))].mean(axis=1)
-        low, high = np.percentile(means, [2.5, 97.5])
+        low, high = mean_interval(ratios, np.random.default_rng(0))
         return [
             f"{len(off)} pairs: iteration off {np.median(off):.3f} ms, active {np.median(active):.3f} ms (medians)",
             f"added: {np.median(active - off):.3f} ms (median of pairs)",
@@ -73,8 +71,7 @@ def measure(*, pairs: int, requests: int, asynchronous: bool, prefetch: str, pol
         }
         variables = {
             **vllm_environment(find_vllm(), folder),
-            "VLLM_CPU_OMP_THREADS_BIND": thread_binding(allowed_cpus(), 2),
-            "VLLM_CPU_KVCACHE_SPACE": "1",
+            **cpu_variables(2),
             "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         }
         command = [find_vllm().python, "-m", "evaluation.engines.overhead", "--inside", json.dumps(question)]
@@ -117,7 +114,7 @@ def _inside(question: dict[str, Any]) -> None:
 
     times: dict[str, list[float]] = {"off": [], "active": []}
     with SidecarProcess(("--policy", question["policy"], "--profile", "rtx3090-tp2"), target) as sidecar:
-        _await_session(sidecar)
+        sidecar.await_session(_SESSION_SECONDS)
         for mode in ("active", "off", "active"):
             _switch(target, mode)
             iteration_ms()
@@ -127,15 +124,6 @@ def _inside(question: dict[str, Any]) -> None:
                 times[mode].append(iteration_ms())
     document = asdict(Overhead(tuple(times["off"]), tuple(times["active"])))
     (folder / "overhead.json").write_text(json.dumps(document), encoding="utf-8")
-
-
-def _await_session(sidecar: SidecarProcess) -> None:
-    end = time.monotonic() + _SESSION_SECONDS
-    while "session opened" not in sidecar.log:
-        sidecar.check()
-        if time.monotonic() > end:
-            raise RuntimeError(f"the engine did not connect within {_SESSION_SECONDS:g} s: {sidecar.log}")
-        time.sleep(0.05)
 
 
 def _switch(target: str, mode: str) -> None:

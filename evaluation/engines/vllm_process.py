@@ -143,7 +143,7 @@ class VllmServer:
         self._log = log or Path(self._folder.name) / "vllm.log"
         self._variables = {
             **vllm_environment(self._installation, Path(self._folder.name)),
-            **(_cpu_variables(tensor_parallel, kv_cache_gib) if self._installation.on_cpu else {}),
+            **(cpu_variables(tensor_parallel, kv_cache_gib) if self._installation.on_cpu else {}),
             **(environment or {}),
         }
         self._port = free_port()
@@ -265,7 +265,8 @@ def _write_metadata(installation: VllmInstallation, folder: Path) -> Path:
     return site
 
 
-def _cpu_variables(ranks: int, kv_cache_gib: int) -> dict[str, str]:
+def cpu_variables(ranks: int, kv_cache_gib: int = 1) -> dict[str, str]:
+    """Returns what a build for CPUs needs besides: cores for each rank, and the size of the KV cache."""
     return {
         "VLLM_CPU_OMP_THREADS_BIND": thread_binding(allowed_cpus(), ranks),
         "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,11 +55,7 @@ def _sidecar(arguments: list[str] | None, target: str) -> Iterator[None]:
     from evaluation.sidecar_process import SidecarProcess
 
     with SidecarProcess(arguments, target) as sidecar:
-        end = time.monotonic() + SESSION_SECONDS
-        while "session opened" not in sidecar.log:
-            sidecar.check()
-            assert time.monotonic() < end, f"no session within {SESSION_SECONDS} s: {sidecar.log}"
-            time.sleep(0.05)
+        sidecar.await_session(SESSION_SECONDS)
         yield
 
 

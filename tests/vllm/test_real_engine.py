@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from evaluation.engines.tiny_model import make_tiny_model
-from evaluation.engines.vllm_process import allowed_cpus, find_vllm, thread_binding, vllm_environment
+from evaluation.engines.vllm_process import cpu_variables, find_vllm, vllm_environment
 from sidecar.journal import read_journal
 from slidingserve.contract.codec import decode_request
 from slidingserve.contract.values import Step
@@ -49,8 +49,7 @@ def run_engine(folder: Path, spec: dict[str, Any], **variables: str) -> Any:
     question.write_text(json.dumps(spec))
     environment = {
         **vllm_environment(find_vllm(), folder),
-        "VLLM_CPU_OMP_THREADS_BIND": thread_binding(allowed_cpus(), 2),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
+        **cpu_variables(2),
         "VLLM_LOGGING_LEVEL": "INFO",
         **variables,
     }
