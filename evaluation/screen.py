@@ -105,6 +105,8 @@ def _range(seconds: Floats) -> str:
 
 
 def _duration(seconds: float) -> str:
+    if seconds >= 1000:
+        return f"{seconds:.0f} s"
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 

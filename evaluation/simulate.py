@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 from typing import Literal
@@ -26,7 +26,8 @@ from evaluation.scores import score
 from evaluation.screen import slo_summary
 from evaluation.sidecar_process import SidecarProcess
 from evaluation.traces import read_trace, trace_workload
-from evaluation.workloads import Workload, solo_ttft, synthetic_workload
+from evaluation.workloads import Workload, WorkloadSpec, parse_workload, solo_ttft
+from evaluation.workloads import make_workload as make_requests
 from sidecar.policies import registry
 from sidecar.policies.base import PolicyContext
 from sidecar.session.machine import SessionDefaults
@@ -41,12 +42,16 @@ DEFAULT_POLICIES = ("vllm", "slidingserve")
 
 @dataclass(frozen=True, slots=True)
 class SimulationRequest:
-    """What to simulate; see `slidingserve simulate --help`. Rates in requests/s, times in seconds."""
+    """What to simulate; see `slidingserve simulate --help`. Rates in requests/s, times in seconds.
+
+    Floor, TTFT and TBT hold where the text of the workload does not say them; ``rate`` None is the usual one of the
+    workload or the recorded one of the trace, ``requests`` None all of a trace. ``data`` is the folder of traces.
+    """
 
     policies: tuple[str, ...] = DEFAULT_POLICIES
     workload: str = "mixed-v1"
     trace: Path | None = None
-    rate: float | None = 2.0
+    rate: float | None = None
     requests: int | None = DEFAULT_REQUESTS
     profile: str = "rtx3090-tp2"
     seed: int = 0
@@ -54,6 +59,22 @@ class SimulationRequest:
     ttft_seconds: float | None = None
     tbt_seconds: float | None = None
     transport: Transport = "grpc"
+    data: Path | None = None
+
+    @property
+    def spec(self) -> WorkloadSpec:
+        """The workload with the SLOs of the request; raises WorkloadError."""
+        return parse_workload(
+            self.workload,
+            floor_ms=1e3 * self.floor_seconds,
+            ttft_ms=None if self.ttft_seconds is None else 1e3 * self.ttft_seconds,
+            tbt_ms=None if self.tbt_seconds is None else 1e3 * self.tbt_seconds,
+        )
+
+    @property
+    def applied_floor_seconds(self) -> float:
+        """The floor of the TTFT SLOs, 0 where they have none."""
+        return 0.0 if self.trace is not None else self.spec.floor_ms / 1e3
 
 
 class NoDecision(RuntimeError):
@@ -131,7 +152,7 @@ def warm_up_engine(profile: HardwareProfile) -> None:
 
 
 def make_workload(request: SimulationRequest, profile: HardwareProfile) -> Workload:
-    """Returns the requests: synthetic, with SLOs relative to the profile's speed, or from a trace."""
+    """Returns the requests: of a trace, or of a workload under the name that it was asked for."""
     if request.trace is not None:
         return trace_workload(
             read_trace(request.trace),
@@ -147,16 +168,16 @@ def make_workload(request: SimulationRequest, profile: HardwareProfile) -> Workl
     def solo(prompt_tokens: Ints) -> Floats:
         return solo_ttft(timer, prompt_tokens)
 
-    return synthetic_workload(
-        request.workload,
-        rate=2.0 if request.rate is None else request.rate,
-        requests=DEFAULT_REQUESTS if request.requests is None else request.requests,
+    spec = request.spec
+    workload = make_requests(
+        spec,
+        rate=request.rate,
+        requests=DEFAULT_REQUESTS if request.requests is None and not spec.is_recorded else request.requests,
         seed=request.seed,
         solo_ttft_seconds=solo,
-        floor_seconds=request.floor_seconds,
-        ttft_seconds=request.ttft_seconds,
-        tbt_seconds=request.tbt_seconds,
+        data=request.data,
     )
+    return replace(workload, name=str(parse_workload(request.workload)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +270,7 @@ def _run(
         rate=workload.rate,
         seed=request.seed,
         requests=len(workload),
-        floor_seconds=0.0 if request.trace is not None else request.floor_seconds,
+        floor_seconds=request.applied_floor_seconds,
         slos=slo_summary(workload),
         scores=score(workload, outcome),
         decision_seconds=tail(opened.decision_seconds()),

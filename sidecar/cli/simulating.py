@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import typer
+
 from sidecar.cli.delivering import check_writable, deliver
 from sidecar.cli.failing import fail, quiet_grpc
+
+_LOOKED_AT = 300
+"""Requests of which it is asked beforehand whether their SLOs can be kept."""
 
 
 def simulate(options: dict[str, Any]) -> None:
@@ -30,6 +36,7 @@ def simulate(options: dict[str, Any]) -> None:
     check_writable(file)
     try:
         request = _request(options)
+        _say_if_infeasible(request)
         with _Progress() as progress:
             results = run(request, progress.update)
     except (
@@ -60,7 +67,24 @@ def _request(options: dict[str, Any]) -> Any:
         ttft_seconds=None if options["ttft_ms"] is None else options["ttft_ms"] / 1e3,
         tbt_seconds=None if options["tbt_ms"] is None else options["tbt_ms"] / 1e3,
         transport=options["transport"],
+        data=options["data"],
     )
+
+
+def _say_if_infeasible(request: Any) -> None:
+    """Says on stderr why SLOs cannot be kept, before a run shows that they are not."""
+    from engine_adapter.simulated.profiles import load_profile
+    from engine_adapter.simulated.timing import ProfileTimer
+    from evaluation.simulate import engine_limits, make_workload
+    from evaluation.workloads import InfeasibleWorkload, check_feasible
+
+    profile = load_profile(request.profile)
+    few = request.requests if request.requests is not None and request.requests < _LOOKED_AT else _LOOKED_AT
+    workload = make_workload(replace(request, requests=few), profile)
+    try:
+        check_feasible(workload, ProfileTimer(profile), profile=profile.name, limits=engine_limits(profile))
+    except InfeasibleWorkload as error:
+        typer.echo(f"slidingserve: note: {error}", err=True)
 
 
 class _Progress:
