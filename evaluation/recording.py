@@ -20,6 +20,7 @@ class RecordingSource:
     Attributes:
         prediction_errors: predictions against the durations that the next step tells, where the engine executed the
             allocation to the letter. All of them count as one scenario.
+        busy_seconds: what all iterations but the last took.
     """
 
     def __init__(self, source: DecisionSource) -> None:
@@ -27,6 +28,7 @@ class RecordingSource:
         self._seconds = array("d")
         self._predicted_seconds = 0.0
         self.prediction_errors = ErrorCounters()
+        self.busy_seconds = 0.0
 
     def open(self, message: OpenSession) -> SessionOpened:
         """See `DecisionSource.open`."""
@@ -35,6 +37,7 @@ class RecordingSource:
     def decide(self, step: Step, snapshot: Callable[[], Snapshot]) -> BatchAllocation | None:
         """See `DecisionSource.decide`."""
         measured = step.iteration.last_iteration_seconds
+        self.busy_seconds += measured
         if self._predicted_seconds > 0.0 and step.applied_exactly and not step.iteration.last_iteration_censored:
             self.prediction_errors.add(Scenario.MIXED, self._predicted_seconds, measured)
         allocation = self._source.decide(step, snapshot)

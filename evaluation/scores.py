@@ -61,7 +61,7 @@ class Scores:
 def score(workload: Workload, outcome: Outcome) -> Scores:
     """Scores a run. O(n + m) for n requests and m gaps. Raises ValueError if the columns do not fit the workload."""
     _check_columns(workload, outcome)
-    common = ~outcome.finished | _is_late_first(workload, outcome) | _is_late_last(workload, outcome)
+    common = _misses_by_any_rule(workload, outcome)
     missed = common | outcome.deadline_missed
     met = int(np.count_nonzero(~missed))
     return Scores(
@@ -75,6 +75,16 @@ def score(workload: Workload, outcome: Outcome) -> Scores:
         met_requests_per_second=met / outcome.makespan_seconds,
         tokens_per_second=float(outcome.output_tokens.sum()) / outcome.makespan_seconds,
     )
+
+
+def missed_deadlines(workload: Workload, outcome: Outcome) -> Bools:
+    """Returns for each request whether it missed by the deadline rule. O(n)."""
+    missed: Bools = _misses_by_any_rule(workload, outcome) | outcome.deadline_missed
+    return missed
+
+
+def _misses_by_any_rule(workload: Workload, outcome: Outcome) -> Bools:
+    return ~outcome.finished | _is_late_first(workload, outcome) | _is_late_last(workload, outcome)
 
 
 def percentiles(seconds: Floats) -> Percentiles:

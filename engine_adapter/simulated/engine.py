@@ -127,6 +127,7 @@ class SimulatedEngine:
         self._applied_exactly = True
         self._last_seconds = 0.0
         self._ended_seconds = 0.0  # end of the last iteration; the clock may be further
+        self._batch_rows = 0  # of the last iteration
         self.iterations = 0
         self.now_seconds = 0.0
 
@@ -139,6 +140,22 @@ class SimulatedEngine:
     def finished(self) -> int:
         """Requests that are finished or rejected."""
         return self._next_arrival - self._live
+
+    def missed_deadlines(self) -> int:
+        """Returns how many requests have missed a TTFT or TBT deadline by now, or wait past theirs. O(n)."""
+        arrived = self._requests[: self._next_arrival]
+        due = arrived["arrival"] + arrived["ttft"]
+        overdue = np.isnan(arrived["first"]) & (arrived["ttft"] > 0) & (due < self.now_seconds)
+        return int(np.count_nonzero(arrived["late"] | overdue))
+
+    def last_batch_tokens(self) -> tuple[int, int]:
+        """Returns the (prefill, decode) tokens of the last iteration; (0, 0) before the first. O(batch).
+
+        A single token behind the prompt is a decode; what is computed anew after a preemption is prefill.
+        """
+        rows, chunk, context = (column[: self._batch_rows] for column in self._batch)
+        decodes = int(np.count_nonzero((chunk == 1) & (context >= self._requests["prompt"][rows])))
+        return int(chunk.sum()) - decodes, decodes
 
     def run(self) -> Outcome:
         """Runs until every request has finished."""
@@ -171,6 +188,7 @@ class SimulatedEngine:
             self._applied_exactly = False
             self._applied = AppliedBatch(self._rows[:count].copy(), self._chunk[:count].copy(), preempted.copy())
         done = self._run(count)
+        self._batch_rows = count
         if done:
             self._newly_finished = self._finished[:done].copy()
             self._live -= done

@@ -194,8 +194,8 @@ def finish_batch(
 ) -> int:
     """Advances every request of the batch; its tokens come at ``end_seconds``. Returns the number of finished rows.
 
-    Deadline of the k-th token: arrival + TTFT + (k - 1) TBT. Linear in the batch, plus the running queue when a request
-    finishes.
+    Deadline of the k-th token: arrival + TTFT + (k - 1) TBT; none where an SLO of these is 0. Linear in the
+    batch, plus the running queue when a request finishes.
     """
     done = 0
     for position in range(count):
@@ -204,7 +204,8 @@ def finish_batch(
         request.computed += chunk[position]
         if request.computed < request.prompt + request.generated:
             continue
-        if end_seconds > request.arrival + request.ttft + request.generated * request.tbt:
+        has_deadline = request.ttft > 0.0 and (request.generated == 0 or request.tbt > 0.0)
+        if has_deadline and end_seconds > request.arrival + request.ttft + request.generated * request.tbt:
             request.late = True
         if request.generated == 0:
             request.first = end_seconds
@@ -212,7 +213,7 @@ def finish_batch(
             gap = end_seconds - request.last
             gaps[counts[GAP_COUNT]] = gap
             counts[GAP_COUNT] += 1
-            if gap > request.tbt:
+            if 0.0 < request.tbt < gap:
                 request.gap_missed = True
         request.last = end_seconds
         request.generated += 1
