@@ -19,7 +19,13 @@ from sidecar.policies.base import Policy, PolicyContext, PolicyFactory
 
 BUILT_IN = {
     "explore": "sidecar.policies.explore",
+    "orca": "sidecar.policies.orca",
+    "qoserve": "sidecar.policies.qoserve",
+    "sarathi": "sidecar.policies.sarathi",
+    "sarathi-edf": "sidecar.policies.sarathi_edf",
+    "sarathi-srpf": "sidecar.policies.sarathi_srpf",
     "slidingserve": "sidecar.policies.slidingserve",
+    "slidingserve+relegation": "sidecar.policies.slidingserve_relegation",
     "vllm": "sidecar.policies.vllm",
 }
 ENTRY_POINT_GROUP = "slidingserve.policies"

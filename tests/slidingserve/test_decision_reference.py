@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from predictor.features import FEATURES
 from predictor.model import Expert, LatencyModel
-from sidecar.policies.slidingserve.intake import FAR_SECONDS, slack_seconds
+from sidecar.policies.common.intake import slack_seconds
+from sidecar.policies.common.sorting import FAR_SECONDS
 from sidecar.policies.slidingserve.parameters import SlidingServeParameters
 from sidecar.queues import REQUEST
 from slidingserve.contract.values import PauseState

@@ -18,9 +18,9 @@ from predictor.counters import ErrorSummary
 from predictor.features import Scenario
 from predictor.files import load_model
 from sidecar.policies.base import Plan, PolicyContext
+from sidecar.policies.common.throughput import Planned, Throughput
 from sidecar.policies.slidingserve import SlidingServePolicy
 from sidecar.policies.slidingserve.parameters import SlidingServeParameters
-from sidecar.policies.slidingserve.throughput import Planned, Throughput
 from sidecar.queues import Queues
 from slidingserve.contract.values import (
     AppliedBatch,

@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from predictor.forecast import MISSING
-from sidecar.policies.slidingserve.priority import line_up, sort_keys, urgency, write_keys
+from sidecar.policies.common.sorting import sort_keys
+from sidecar.policies.slidingserve.priority import line_up, urgency, write_keys
 from tests.slidingserve.reference import Prompt, Taken, sort_key
 from tests.slidingserve.scenes import LIMITS, Lined, Scene, decoding, line_up_as_given, linear, prompt
 from tests.slidingserve.test_decision_reference import scenes

@@ -12,7 +12,7 @@ from typing import Any
 
 from predictor.features import CONTEXT, DECODE_CONTEXT, DECODES, TOKENS, clear
 from predictor.forecast import features_between, fill_seconds, predicted_seconds, time_to_budget
-from sidecar.policies.slidingserve.intake import FAR_SECONDS
+from sidecar.policies.common.sorting import FAR_SECONDS
 from sidecar.policies.slidingserve.workspace import Workspace
 from slidingserve.contract.values import Floats
 from slidingserve.jit import kernel

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from predictor.features import TOKENS
 from predictor.forecast import fill_seconds, predicted_seconds
+from sidecar.policies.common.sorting import sort_keys
 from sidecar.policies.slidingserve.chunker import choose_budget, highest_budget
 from sidecar.policies.slidingserve.constructor import construct
 from sidecar.policies.slidingserve.forwarder import forward_budget, forward_chosen
-from sidecar.policies.slidingserve.intake import measure_window, take_in
+from sidecar.policies.slidingserve.intake import measure_window, take_everybody_in
 from sidecar.policies.slidingserve.objectives import choose_most_tokens, choose_over_window
-from sidecar.policies.slidingserve.priority import line_up, sort_keys, write_keys
+from sidecar.policies.slidingserve.priority import line_up, write_keys
 from sidecar.policies.slidingserve.violation import find_risks
 from sidecar.policies.slidingserve.workspace import Workspace
 from sidecar.queues import Table
@@ -52,13 +55,35 @@ def decide_batch(
     facts.now_seconds = now_seconds
     facts.throughput = throughput
     facts.free_blocks = free_blocks
-    count, victim_count, prompts = take_in(
+    count, victim_count, prompts = take_everybody_in(
         requests, running, waiting, bounds, entries, victims, may_admit, work, rules, facts, model
     )
+    count, demoted_count, path, kept, seconds = decide_prompts(
+        requests, entries, count, prompts, demoted, work, rules, facts, model
+    )
+    return count, victim_count, demoted_count, path, kept, seconds
+
+
+@kernel
+def decide_prompts(
+    requests: Table,
+    entries: Table,
+    count: int,
+    prompts: int,
+    demoted: Ints,
+    work: Workspace,
+    rules: Any,
+    facts: Any,
+    model: Floats,
+) -> tuple[int, int, int, int, float]:
+    """Decides over the first ``prompts`` prompts of the pool, once everybody is taken in.
+
+    Returns (entries, demoted, path, prompts in the order, predicted seconds).
+    """
     if prompts == 0:
-        return count, victim_count, 0, DECODE, 0, facts.decode_seconds
+        return count, 0, DECODE, 0, facts.decode_seconds
     measure_window(requests, entries, count, rules, facts)
-    write_keys(work, prompts, rules, throughput)
+    write_keys(work, prompts, rules, facts.throughput)
     keys = work.keys[sort_keys(work.keys, prompts)]
     kept, rows = line_up(work, keys, prompts, rules, facts)
     facts.rows = rows
@@ -67,9 +92,9 @@ def decide_batch(
     full_seconds = fill_seconds(work.fill, rows, full_budget, work.scratch, model)
     if not 0.0 < full_seconds < _LONGEST_SECONDS:
         count = forward_budget(work, kept, full_budget, entries, count)
-        return count, victim_count, demoted_count, UNPREDICTED, kept, 0.0
+        return count, demoted_count, UNPREDICTED, kept, 0.0
     path = CHUNKER
-    risks = find_risks(work, kept, full_seconds * rules.safety, rules)
+    risks = find_risks(work, kept, full_seconds * rules.safety, rules) if rules.constructor else 0
     if risks > 0:
         chosen, budget = construct(work, kept, rows, risks, rules, facts, model)
         path = CONSTRUCTOR if chosen > 0 else INFEASIBLE
@@ -77,7 +102,7 @@ def decide_batch(
             count = forward_chosen(work, kept, budget, rules, entries, count)
     if rules.chunk_here and (path == CHUNKER or (path == INFEASIBLE and rules.chunk_if_infeasible)):
         count = forward_budget(work, kept, choose_budget(work, rows, rules, facts, model), entries, count)
-    return count, victim_count, demoted_count, path, kept, predicted_seconds(work.batch, model)
+    return count, demoted_count, path, kept, predicted_seconds(work.batch, model)
 
 
 @kernel

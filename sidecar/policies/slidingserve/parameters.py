@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 MODES = ("robust", "paper")
 OBJECTIVES = ("min_time", "max_tokens")
+ORDERS = ("mlps", "deadline")
 PROTECTIONS = ("none", "priority", "running")
 MOST_WINDOWS = 4
 MOST_TOKENS = 1_000_000
@@ -80,6 +81,8 @@ class SlidingServeParameters:
             above the engine's own limit.
         max_stretch: an iteration with prompts takes at most about so many times as long as one of decodes alone. A
             request that arrives during an iteration waits for its end, so this bounds what an arrival may lose.
+        order: of the prompts: ``mlps``, or ``deadline``, the earliest first, for comparisons without MLPS.
+        constructor: false leaves the BatchConstructor out, for comparisons: the chunker always decides.
         alpha: urgency above which a prompt goes first: remaining tokens / (throughput x slack). 1: all of the recent
             throughput would be just enough.
         eps_seconds: least slack in that formula.
@@ -122,6 +125,8 @@ class SlidingServeParameters:
     model: str = ""
     max_tokens: int = 0
     max_stretch: float = 2.0
+    order: str = "mlps"
+    constructor: bool = True
     alpha: float = 4.0
     eps_seconds: float = 0.001
     throughput_window: int = 64
@@ -152,7 +157,12 @@ class SlidingServeParameters:
     prefill_throughput: bool | None = None
 
     def __post_init__(self) -> None:
-        for name, known in (("mode", MODES), ("objective", OBJECTIVES), ("protect", PROTECTIONS)):
+        for name, known in (
+            ("mode", MODES),
+            ("order", ORDERS),
+            ("objective", OBJECTIVES),
+            ("protect", PROTECTIONS),
+        ):
             if getattr(self, name) not in known:
                 raise ValueError(name, f"give one of {', '.join(known)}")
         for name, (low, high) in _RANGES.items():

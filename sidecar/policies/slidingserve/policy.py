@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from predictor.counters import ErrorCounters
-from predictor.features import PREFILL_TOKENS, ROW, TOKENS, add_chunk, add_decode
-from predictor.files import ModelError, load_model
-from predictor.forecast import predicted_seconds
+from predictor.features import PREFILL_TOKENS, TOKENS
 from predictor.model import LatencyModel
 from sidecar.policies.base import Plan, PolicyContext
-from sidecar.policies.registry import PolicyParameterError, UnknownProfileError, register
+from sidecar.policies.common.models import REFERENCE_DECODES, reference_seconds, reference_throughput, session_model
+from sidecar.policies.common.throughput import Memory, Planned, Throughput
+from sidecar.policies.registry import register
 from sidecar.policies.slidingserve.decision import (
     CHUNKER,
     INFEASIBLE,
@@ -23,7 +23,6 @@ from sidecar.policies.slidingserve.decision import (
     decide_batch,
 )
 from sidecar.policies.slidingserve.parameters import MOST_TOKENS, PROTECTIONS, SlidingServeParameters
-from sidecar.policies.slidingserve.throughput import Memory, Planned, Throughput
 from sidecar.policies.slidingserve.workspace import FACTS, RULES, make_workspace
 from sidecar.queues import Queues, Table
 from slidingserve.contract.values import Floats, IterationState
@@ -31,8 +30,6 @@ from slidingserve.contract.values import Floats, IterationState
 NAME = "slidingserve"
 VERSION = "slidingserve/1"
 
-# The iteration that a cap is measured by.
-_DECODES, _DECODE_CONTEXT = 16, 1024
 _CAP_STEP_TOKENS = 128
 
 
@@ -53,7 +50,7 @@ class SlidingServePolicy:
         self._capacity = 0
         self._chunk_if_infeasible = bool(resolved["chunk_if_infeasible"])
         self._chunk = chunker_of(resolved)
-        initial = self.max_tokens / max(reference_seconds(self._model, self.max_tokens), 1e-9)
+        initial = reference_throughput(self._model, self.max_tokens)
         self._memory = Memory(Throughput(resolved["throughput_window"], initial, bool(resolved["prefill_throughput"])))
 
     @property
@@ -63,12 +60,12 @@ class SlidingServePolicy:
 
     def decide(self, queues: Queues, iteration: IterationState, plan: Plan) -> None:
         """Fills the plan. O(n log n) for n live requests, plus the constructor's knapsacks."""
-        self._take_measurement(iteration, plan)
+        self._memory.take(iteration, plan.executed)
         if len(queues.requests) != self._capacity:
             self._capacity = len(queues.requests)
             self._constants = (make_workspace(self._capacity, self._rules[0]), *self._constants[1:])
         constants = self._constants
-        plan.count, plan.victim_count, plan.demoted_count, path, kept, plan.predicted_seconds = decide_batch(
+        plan.count, plan.victim_count, plan.demoted_count, path, kept, plan.predicted_seconds = self._decide_batch(
             *queues.arrays,
             plan.entries,
             plan.victims,
@@ -81,18 +78,19 @@ class SlidingServePolicy:
         )
         if self._chunk is not None and (path == CHUNKER or (path == INFEASIBLE and self._chunk_if_infeasible)):
             plan.count, plan.predicted_seconds = self._chunk(kept, plan.entries, plan.count, *constants)
+        self._serve_others(plan, kept, constants)
         plan.path = PATHS[path]
         batch = constants[0].batch
         self._memory.plan(
             Planned(iteration.step, batch.item(TOKENS), batch.item(PREFILL_TOKENS), plan.predicted_seconds)
         )
 
-    def _take_measurement(self, iteration: IterationState, plan: Plan) -> None:
-        """Hands the duration of the last finished iteration to what learns from it."""
-        self._memory.follow(iteration.step, plan.executed)
-        if iteration.last_iteration_seconds > 0.0 and not iteration.last_iteration_censored:
-            finished = iteration.step - 1 - iteration.pipeline_depth
-            self._memory.measure(finished, iteration.last_iteration_seconds)
+    def _decide_batch(self, *state: Any) -> tuple[int, int, int, int, int, float]:
+        """Calls the kernel; takes and returns what it does."""
+        return decide_batch(*state)
+
+    def _serve_others(self, plan: Plan, kept: int, constants: tuple[Any, ...]) -> None:
+        """Adds to the plan whom the decision has set aside; here nobody."""
 
 
 def make_rules(resolved: dict[str, Any], context: PolicyContext, max_tokens: int) -> Table:
@@ -103,6 +101,7 @@ def make_rules(resolved: dict[str, Any], context: PolicyContext, max_tokens: int
         "limit": context.limits.max_tokens_per_iteration,
         "block_tokens": context.limits.kv_block_tokens,
         "max_sequences": context.limits.max_sequences,
+        "by_deadline": resolved["order"] == "deadline",
         "chunk_here": chunker_of(resolved) is None,
         "protect": PROTECTIONS.index(resolved["protect"]),
     }
@@ -118,16 +117,6 @@ def chunker_of(resolved: dict[str, Any]) -> Callable[..., tuple[int, float]] | N
     return chunk_long_window if resolved["window"] > 2 else None
 
 
-def reference_seconds(model: Floats, prompt_tokens: int) -> float:
-    """Returns the predicted time of 16 decodes of 1024 tokens of context, and a fresh prompt of so many tokens."""
-    features = np.zeros(ROW)
-    for _ in range(_DECODES):
-        add_decode(features, 1.0, float(_DECODE_CONTEXT))
-    if prompt_tokens > 0:
-        add_chunk(features, float(prompt_tokens), 0.0)
-    return predicted_seconds(features, model)
-
-
 def cap_tokens(model: Floats, stretch: float, limit: int) -> int:
     """Returns the most tokens that take about ``stretch`` times as long as decodes alone, at most ``limit``.
 
@@ -135,7 +124,7 @@ def cap_tokens(model: Floats, stretch: float, limit: int) -> int:
     """
     longest = stretch * reference_seconds(model, 0)
     tokens = _CAP_STEP_TOKENS
-    while tokens < limit and reference_seconds(model, tokens - _DECODES) < longest:
+    while tokens < limit and reference_seconds(model, tokens - REFERENCE_DECODES) < longest:
         tokens += _CAP_STEP_TOKENS
     return min(tokens, limit)
 
@@ -147,27 +136,7 @@ def build(parameters: SlidingServeParameters, context: PolicyContext) -> Sliding
         PolicyParameterError: the model that was named cannot be used.
         UnknownProfileError: no model was named and the profile has none.
     """
-    if parameters.model:
-        try:
-            model = load_model(parameters.model)
-        except ModelError as error:
-            raise PolicyParameterError(NAME, "model", parameters.model, str(error)) from error
-        if context.profile and model.profile != context.profile:
-            remedy = (
-                f"it was fitted for profile {model.profile!r}, the session has {context.profile!r}; "
-                "give the model of that profile, or none"
-            )
-            raise PolicyParameterError(NAME, "model", parameters.model, remedy)
-        return SlidingServePolicy(parameters, context, model)
-    if not context.profile:
-        raise UnknownProfileError(
-            "policy 'slidingserve' predicts how long batches take and needs to know the hardware; open the session "
-            "with a profile, start the sidecar with --profile, or set the parameter model"
-        )
-    try:
-        return SlidingServePolicy(parameters, context, load_model(context.profile))
-    except ModelError as error:
-        raise UnknownProfileError(str(error)) from error
+    return SlidingServePolicy(parameters, context, session_model(NAME, parameters.model, context))
 
 
 register(

@@ -11,25 +11,9 @@ import numpy as np
 
 from predictor.features import ROW
 from predictor.forecast import FILL_ROW
+from sidecar.policies.common.intake import PROMPT
 from sidecar.queues import Table
 from slidingserve.contract.values import Floats, Ints
-
-PROMPT = np.dtype(
-    [
-        ("slot", np.int64),
-        ("remaining", np.int64),  # r, tokens missing in the KV cache
-        ("context", np.int64),  # u, tokens in the KV cache
-        ("slack", np.float64),  # s, seconds to the deadline of its next token
-        ("blocks", np.int64),  # KV blocks that it still needs for all of its prompt
-        ("room", np.int64),  # tokens that the KV blocks it holds still take
-        ("whole", np.bool_),  # there are KV blocks for all of r
-        ("waiting", np.bool_),  # not admitted yet
-        ("protected", np.bool_),  # g
-        ("expired", np.bool_),  # its deadline has passed
-        ("chosen", np.bool_),  # in the constructed batch
-    ]
-)
-"""A prompt that wants tokens: one row for each of P, the prefilling and waiting requests."""
 
 LINE = np.dtype(
     [
@@ -48,6 +32,8 @@ RULES = np.dtype(
         ("limit", np.int64),  # the engine's own, tokens
         ("block_tokens", np.int64),
         ("max_sequences", np.int64),
+        ("by_deadline", np.bool_),  # the order is not MLPS but that of deadlines
+        ("constructor", np.bool_),
         ("alpha", np.float64),
         ("eps_seconds", np.float64),
         ("safety", np.float64),
@@ -88,6 +74,7 @@ FACTS = np.dtype(
         ("prompt_tokens", np.int64),  # sum of r over P
         ("decode_seconds", np.float64),  # predicted time of the decodes alone
         ("rows", np.int64),  # prompts that the fill holds
+        ("set_aside", np.int64),  # prompts that were taken out of the pool again
         ("slack_seconds", np.float64, 4),  # T_1 .. T_4: what the safe decodes leave to each iteration of the window
     ]
 )

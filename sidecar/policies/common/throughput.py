@@ -1,12 +1,13 @@
-"""rho: the recent throughput, and what else the policy remembers of iterations that it has planned."""
+"""The recent throughput, and what else a policy remembers of iterations that it has planned."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from predictor.counters import ErrorCounters
 from predictor.features import Scenario
+from slidingserve.contract.values import IterationState
 
 _DECODE, _PREFILL, _MIXED = Scenario  # a look-up of an enum's member costs 0.2 us
 
@@ -25,6 +26,15 @@ class Planned(NamedTuple):
         if self.prompt_tokens <= 0.0:
             return _DECODE
         return _PREFILL if self.prompt_tokens >= self.tokens else _MIXED
+
+
+class Estimate(Protocol):
+    """An estimate of the tokens per second that are computed."""
+
+    tokens_per_second: float
+
+    def add(self, planned: Planned, seconds: float) -> None:
+        """Counts an iteration that took ``seconds``."""
 
 
 class Throughput:
@@ -59,6 +69,25 @@ class Throughput:
         self.tokens_per_second = self._tokens / self._seconds
 
 
+class MovingThroughput:
+    """Prompt tokens per second, averaged exponentially over the iterations that had any.
+
+    Args:
+        decay: what an iteration leaves of the average before it.
+        initial: tokens per second until something has been measured.
+    """
+
+    def __init__(self, decay: float, initial: float) -> None:
+        self.tokens_per_second = initial
+        self._decay = decay
+
+    def add(self, planned: Planned, seconds: float) -> None:
+        """Counts an iteration that took ``seconds``."""
+        if planned.prompt_tokens > 0.0 and seconds > 0.0:
+            measured = planned.prompt_tokens / seconds
+            self.tokens_per_second = self._decay * self.tokens_per_second + (1.0 - self._decay) * measured
+
+
 class Memory:
     """Matches measured durations with the iterations that were planned.
 
@@ -67,12 +96,12 @@ class Memory:
 
     Attributes:
         errors: how far predictions were off.
-        throughput: see `Throughput`.
+        throughput: see `Estimate`.
     """
 
     _KEPT = 8
 
-    def __init__(self, throughput: Throughput) -> None:
+    def __init__(self, throughput: Estimate) -> None:
         self.errors = ErrorCounters()
         self.throughput = throughput
         self._planned: deque[Planned] = deque(maxlen=self._KEPT)
@@ -80,6 +109,12 @@ class Memory:
     def plan(self, planned: Planned) -> None:
         """Remembers a plan."""
         self._planned.append(planned)
+
+    def take(self, iteration: IterationState, executed: bool) -> None:
+        """Takes what an iteration's state says of those before it; ``executed``: see `Plan`."""
+        self.follow(iteration.step, executed)
+        if iteration.last_iteration_seconds > 0.0 and not iteration.last_iteration_censored:
+            self.measure(iteration.step - 1 - iteration.pipeline_depth, iteration.last_iteration_seconds)
 
     def follow(self, step: int, executed: bool) -> None:
         """Says that ``step`` is next, and whether the engine executed the plan of the step before to the letter.
