@@ -32,11 +32,15 @@ from sidecar.policies import registry
 from sidecar.policies.base import PolicyContext
 from sidecar.session.machine import SessionDefaults
 from sidecar.warming import warm_up
-from slidingserve.contract.values import EngineInfo, EngineLimits, Floats, Ints, OpenSession
+from slidingserve.contract.values import EngineInfo, EngineLimits, Floats, Ints, OpenSession, SloDefaults
 
 Transport = Literal["grpc", "inprocess"]
 CONNECT_SECONDS = 60.0
 DEFAULT_REQUESTS = 300
+NO_SLOS = SloDefaults(0.0, 0.0)
+"""A workload brings its SLOs; what a request lacks is not to be filled in."""
+
+_NO_DEFAULT_SLOS = ("--default-ttft-seconds", "0", "--default-tbt-seconds", "0")
 DEFAULT_POLICIES = ("vllm", "slidingserve")
 
 
@@ -122,7 +126,8 @@ def _sidecars(
 
     def start(text: str) -> SidecarProcess:
         ours = registry.parse_spec(text)[0] in registry.BUILT_IN  # another's may fail, and that is for its run to tell
-        return stack.enter_context(SidecarProcess(("--policy", text, "--profile", profile.name) if ours else ()))
+        own = ("--policy", text, "--profile", profile.name) if ours else ()
+        return stack.enter_context(SidecarProcess((*own, *_NO_DEFAULT_SLOS)))
 
     started = deque(start(text) for text in request.policies[:2])
 
@@ -195,7 +200,7 @@ class _Opened:
 def _opened(opening: OpenSession, sidecar: SidecarProcess | None) -> Iterator[_Opened]:
     if sidecar is None:
         warm_up(SessionDefaults(opening.policy, dict(opening.policy_parameters), profile=opening.profile))
-        core = RecordingSource(InProcessSource())
+        core = RecordingSource(InProcessSource(SessionDefaults(slos=NO_SLOS)))
         core.open(opening)
         yield _Opened(core, lambda: None, core.decision_seconds, core.mean_relative_error, lambda: None)
         return

@@ -76,17 +76,17 @@ class SidecarSettings(BaseSettings):
     )
     default_ttft_seconds: float = Field(
         1.0,
-        gt=0,
+        ge=0,
         le=86400,
         allow_inf_nan=False,
-        description="Time-to-first-token SLO in seconds where neither request nor session brings one.",
+        description="Time-to-first-token SLO in seconds where neither request nor session brings one; 0: none.",
     )
     default_tbt_seconds: float = Field(
         0.05,
-        gt=0,
+        ge=0,
         le=86400,
         allow_inf_nan=False,
-        description="Time-between-tokens SLO in seconds where neither request nor session brings one.",
+        description="Time-between-tokens SLO in seconds where neither request nor session brings one; 0: none.",
     )
     max_sessions: int = Field(
         64,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from sidecar.cli import demoing, predicting, profiles
+from sidecar.cli import demoing, predicting, profiles, reproducing
 
 app = typer.Typer(
     name="slidingserve",
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.add_typer(profiles.app, name="profiles")
 app.add_typer(predicting.app, name="predictor")
 app.add_typer(demoing.app, name="demo")
+app.add_typer(reproducing.app, name="reproduce")
 
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file; or set SLIDINGSERVE_CONFIG.")]
 Listen = Annotated[str | None, typer.Option(help="Where engines connect: unix:/path or host:port.")]
@@ -28,8 +29,8 @@ HealthListen = Annotated[str | None, typer.Option(help="Second address for healt
 Policy = Annotated[str | None, typer.Option(help="Default policy: name or name:key=value,key=value.")]
 Profile = Annotated[str | None, typer.Option(help="Default hardware profile for the predictor.")]
 ServedMode = Annotated[str | None, typer.Option(help="off, shadow or active, whatever engines ask for.")]
-DefaultTtft = Annotated[float | None, typer.Option(help="TTFT SLO where nobody brings one, seconds.")]
-DefaultTbt = Annotated[float | None, typer.Option(help="TBT SLO where nobody brings one, seconds.")]
+DefaultTtft = Annotated[float | None, typer.Option(help="TTFT SLO where nobody brings one, seconds; 0: none.")]
+DefaultTbt = Annotated[float | None, typer.Option(help="TBT SLO where nobody brings one, seconds; 0: none.")]
 MaxSessions = Annotated[int | None, typer.Option(help="Most engines at once.")]
 MaxMessage = Annotated[int | None, typer.Option(help="Largest message, bytes.")]
 Drain = Annotated[float | None, typer.Option(help="Longest wait for engines after SIGTERM, seconds.")]
@@ -88,13 +89,24 @@ def simulate(
         list[str] | None,
         typer.Option(help="name or name:key=value,key=value; repeat to compare. Default: vllm and slidingserve."),
     ] = None,
-    workload: Annotated[str, typer.Option(help="sharegpt, arxiv-v1, arxiv-v2, mixed-v1 or mixed-v2.")] = "mixed-v1",
+    workload: Annotated[
+        str,
+        typer.Option(
+            help="name or name:key=value,key=value. Names: sharegpt, arxiv-v1, arxiv-v2, mixed-v1, mixed-v2, "
+            "transient, diurnal, bursty, azure-conv, azure-code, mooncake, servegen-m-small, trace=PATH. Keys: slos "
+            "(relative, absolute, qoserve), floor_ms, ttft_ms, tbt_ms; arrivals (poisson, gamma, switching), cv, "
+            "period_s, low, high; of recorded ones: part (all, first-half, second-half)."
+        ),
+    ] = "mixed-v1",
     trace: Annotated[
         Path | None,
         typer.Option(help="Requests from a file instead (Azure, BurstGPT, Mooncake or our CSV; .gz too)."),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(help="Requests/s. Default: 2 for a workload, as recorded for a trace.")
+        float | None,
+        typer.Option(
+            help="Mean requests/s. Default: 2, as recorded for a trace, the mean of low and high of a switching load."
+        ),
     ] = None,
     requests: Annotated[
         int | None, typer.Option(help="How many requests. Default: 300 of a workload, all of a trace.")
@@ -104,13 +116,21 @@ def simulate(
     ] = "rtx3090-tp2",
     seed: Annotated[int, typer.Option(help="Seed of arrivals and lengths.")] = 0,
     floor_ms: Annotated[
-        float, typer.Option(help="Added to each TTFT SLO of a --workload: what tokenizer, HTTP and network take, ms.")
+        float,
+        typer.Option(
+            help="Added to each relative TTFT SLO of a --workload that does not say floor_ms itself: what tokenizer, "
+            "HTTP and network take, ms."
+        ),
     ] = 200.0,
     ttft_ms: Annotated[float | None, typer.Option(help="TTFT SLO for every request instead, ms.")] = None,
     tbt_ms: Annotated[float | None, typer.Option(help="TBT SLO for every request instead, ms.")] = None,
     transport: Annotated[
         str, typer.Option(help="grpc: a sidecar process on a Unix socket. inprocess: the same core, no wire.")
     ] = "grpc",
+    data: Annotated[
+        Path | None,
+        typer.Option(envvar="SLIDINGSERVE_DATA", help="Folder of recorded traces, for the workloads that need it."),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the results as JSON (- = stdout, without the table).")
     ] = None,
@@ -120,6 +140,139 @@ def simulate(
     from sidecar.cli import simulating
 
     simulating.simulate(options)
+
+
+@app.command()
+def goodput(
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="name or name:key=value; repeat. Default: vllm, sarathi-edf, qoserve and slidingserve."),
+    ] = None,
+    workload: Annotated[
+        list[str], typer.Option(help="name or name:key=value,key=value, as `simulate --workload`; repeat.")
+    ] = ["mixed-v1"],  # noqa: B006 - typer copies it
+    profile: Annotated[
+        list[str], typer.Option(help="Hardware profile: a name from `slidingserve profiles list` or a file; repeat.")
+    ] = ["rtx3090-tp2"],  # noqa: B006
+    out: Annotated[Path, typer.Option(help="Folder for the results; one that has some goes on from there.")] = Path(
+        "goodput-results"
+    ),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="600 requests, one seed and two caps, not 3000, three and ten.")
+    ] = False,
+    cap: Annotated[
+        list[int] | None, typer.Option(help="Only this cap of an iteration's tokens; repeat.", show_default=False)
+    ] = None,
+    requests: Annotated[int | None, typer.Option(help="Requests of a run that counts.", show_default=False)] = None,
+    seeds: Annotated[int | None, typer.Option(help="Seeds of arrivals and lengths.", show_default=False)] = None,
+    violations: Annotated[float, typer.Option(help="Requests that may miss a deadline, percent.")] = 1.0,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one for each core.")] = 0,
+    shard: Annotated[
+        str | None, typer.Option(metavar="K/N", help="Only the K-th of N parts of the work.", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(envvar="SLIDINGSERVE_DATA", help="Folder of recorded traces, for the workloads that need it."),
+    ] = None,
+) -> None:
+    """Find the highest rate at which each policy, with its best cap, keeps its promises."""
+    options: dict[str, Any] = dict(locals())
+    from sidecar.cli import goodputting
+
+    goodputting.goodput(options)
+
+
+@app.command()
+def tune(
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Your traffic (Azure, BurstGPT, Mooncake or our CSV; .gz too).", show_default=False),
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(help="Traffic by name instead: name or name:key=value,key=value.", show_default=False),
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(help="Hardware profile: a name from `slidingserve profiles list` or a file.")
+    ] = "rtx3090-tp2",
+    ttft_ms: Annotated[float | None, typer.Option(help="TTFT SLO for every request, ms.", show_default=False)] = None,
+    tbt_ms: Annotated[float | None, typer.Option(help="TBT SLO for every request, ms.", show_default=False)] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Candidate: name or name:key=value; repeat. Default: vllm, sarathi-edf, qoserve, slidingserve and "
+            "slidingserve+relegation."
+        ),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(help="Most requests of each half. Default: 10,000 of a trace.", show_default=False),
+    ] = None,
+    violations: Annotated[float, typer.Option(help="Requests that may miss a deadline, percent.")] = 1.0,
+    minutes: Annotated[
+        float, typer.Option(min=0.0, help="About when to be done, leaving settings out for it; 0: no limit.")
+    ] = 0.0,
+    out: Annotated[Path, typer.Option(help="The sidecar's settings file to write.")] = Path("sidecar.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace that file if it is there.")] = False,
+    results: Annotated[Path, typer.Option(help="Folder for the runs; one that has some goes on from there.")] = Path(
+        "tune-results"
+    ),
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the answer as JSON (- = stdout, without the words).")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one for each core.")] = 0,
+    data: Annotated[
+        Path | None,
+        typer.Option(envvar="SLIDINGSERVE_DATA", help="Folder of recorded traces, for the workloads that need it."),
+    ] = None,
+) -> None:
+    """Find the best policy and settings for your traffic, and the rate that can be promised with them."""
+    options: dict[str, Any] = dict(locals())
+    from sidecar.cli import tuning
+
+    tuning.tune(options)
+
+
+@app.command()
+def report(
+    results: Annotated[Path, typer.Argument(help="Folder that `slidingserve goodput` or `reproduce` wrote.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for index.html and figures/*.png. Default: RESULTS/report.", show_default=False),
+    ] = None,
+    png: Annotated[bool, typer.Option("--png/--no-png", help="Write each figure as PNG too.")] = True,
+) -> None:
+    """Write one self-contained page of figures and tables of results."""
+    from sidecar.cli import reporting
+
+    reporting.report(results, out, png)
+
+
+@app.command()
+def bounds(
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="name or name:key=value; repeat. Default: vllm, sarathi-edf, qoserve and slidingserve."),
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(help="Hardware profile: a name from `slidingserve profiles list` or a file.")
+    ] = "rtx3090-tp2",
+    instances: Annotated[int, typer.Option(min=1, help="Small instances that are solved exactly.")] = 100,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(help="Bound the goodput of this workload too; repeat.", show_default=False),
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of that workload.")] = 600,
+    data: Annotated[
+        Path | None,
+        typer.Option(envvar="SLIDINGSERVE_DATA", help="Folder of recorded traces, for the workloads that need it."),
+    ] = None,
+) -> None:
+    """Show how far policies are from a clairvoyant optimum, and which goodput no policy can exceed."""
+    options: dict[str, Any] = dict(locals())
+    from sidecar.cli import bounding
+
+    bounding.bounds(options)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.policies.registry import find
+from sidecar.policies.registry import BUILT_IN, find
 from slidingserve import __version__
 from tests.cli.runner import command, complaint, environment, run, run_here
 from tests.service.support import wait_until
@@ -62,7 +62,7 @@ def test_policies_with_parameters_and_defaults() -> None:
     assert "    reserve_full_prompt = true\n" in vllm
 
 
-@pytest.mark.parametrize("name", ["explore", "slidingserve", "vllm"])
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_every_parameter_of_a_policy_is_explained(name: str) -> None:
     explained = run_here("policies", name)
     assert explained.status == 0
@@ -75,7 +75,7 @@ def test_every_parameter_of_a_policy_is_explained(name: str) -> None:
 def test_an_unknown_policy_cannot_be_explained() -> None:
     ended = run_here("policies", "nope")
     assert ended.status == 2
-    assert "'nope'; use one of: explore, slidingserve, vllm" in ended.stderr
+    assert "'nope'; use one of: explore, orca, qoserve, sarathi, " in ended.stderr
 
 
 def test_no_command_shows_the_help_and_a_wrong_one_is_named() -> None:
