@@ -33,7 +33,7 @@ from evaluation.reproduce.paper import (
     Rung,
 )
 from evaluation.reproduce.result import Claim, Reproduced, percent, table
-from evaluation.reproduce.runs import LOOKS, Parts, Runs, Say, Setup, expected_seconds, how_long, opened
+from evaluation.reproduce.runs import LOOKS, Parts, Runs, Say, Setup, Work, how_long, opened
 from evaluation.reproduce.verdicts import RATIO, SHARE, judge, judge_order, share_gain
 
 TOP = LADDER[-1]
@@ -41,19 +41,19 @@ TOP = LADDER[-1]
 
 @dataclass(frozen=True, slots=True)
 class AblationRequest:
-    """What to reproduce."""
+    """What to reproduce. ``seeds``: of the violations, which take far less time than a goodput."""
 
     profiles: tuple[str, ...]
     folder: Path
     effort: Effort
+    seeds: int
     limit: float = 0.01
     jobs: int = 0
 
     @property
     def setup(self) -> Setup:
         """The same for runs at one rate."""
-        final = self.effort.final
-        return Setup(self.profiles, self.folder, final.requests, len(final.seeds), jobs=self.jobs)
+        return Setup(self.profiles, self.folder, self.effort.final.requests, self.seeds, jobs=self.jobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,10 @@ def reproduce_ablation(request: AblationRequest, report: Report, say: Say) -> Re
 
 
 def _expected(request: AblationRequest) -> float:
-    final = request.effort.final
-    each = len(LADDER) * (LOOKS * planned_requests(request.effort, has_caps=True) + final.requests * len(final.seeds))
-    work = {(profile, ABLATION_WORKLOAD): each for profile in request.profiles}
-    return expected_seconds(work, TOP.policy, request.setup)
+    places = [(profile, ABLATION_WORKLOAD) for profile in request.profiles]
+    searched = len(LADDER) * LOOKS * planned_requests(request.effort, has_caps=True)
+    ran = float(len(LADDER) * request.seeds * request.effort.final.requests)
+    return Work(dict.fromkeys(places, searched), dict.fromkeys(places, ran)).seconds(TOP.policy, request.setup)
 
 
 def overloaded_rate(profile: str, goodput: float) -> float:
@@ -135,7 +135,8 @@ def compare(summary: Summary, ladders: Sequence[Ladder]) -> Reproduced:
         sentences += _sentences(ladder, of_profile)
     final = summary.sweep.effort.final
     notes = [f"the paper's figures are for {QWEN} on its own machine; ratios and order count."]
-    if len(final.seeds) < 2:
+    seeds = max((len(shares) for ladder in ladders for shares in ladder.shares.values()), default=0)
+    if seeds == 1:
         notes.append("one seed says nothing about others, so the violations have no interval; give more --seeds.")
     return Reproduced(
         name="ablation",
@@ -143,6 +144,7 @@ def compare(summary: Summary, ladders: Sequence[Ladder]) -> Reproduced:
         settings={
             "workload": ABLATION_WORKLOAD,
             "seeds": list(final.seeds),
+            "overload_seeds": list(range(seeds)),
             "requests": final.requests,
             "caps": list(summary.sweep.effort.caps),
         },

@@ -25,7 +25,7 @@ from evaluation.goodput.sweep import Cell, Report, Sweep
 from evaluation.goodput.task import LOWEST_LOAD, Found, Place, Search, run_search
 from evaluation.reproduce.paper import LLAMA, POLICIES, QOSERVE, SLIDINGSERVE, WORKLOADS, paper_goodput, paper_ratio
 from evaluation.reproduce.result import Claim, Reproduced
-from evaluation.reproduce.runs import LOOKS, Parts, Say, Setup, expected_seconds, how_long
+from evaluation.reproduce.runs import LOOKS, Parts, Say, Setup, Work, how_long
 from evaluation.reproduce.verdicts import RATIO, Gain, Verdict, in_words, judge, judge_order
 from evaluation.workloads import parse_workload
 
@@ -113,9 +113,9 @@ def _expected(request: GoodputRequest) -> float:
     """Returns about how long it takes, in seconds."""
     setup = Setup(request.profiles, request.folder, 0, 0, jobs=request.jobs, data=request.data)
     places = [(profile, workload) for profile in request.profiles for workload in request.texts]
-    beyond = len(POLICIES) * 3 * request.effort.final.requests / LOOKS  # overloads, and one rate for all
-    each = LOOKS * (_cell_requests(request) + _alpha_requests(request) / len(places) + beyond)
-    return expected_seconds(dict.fromkeys(places, each), SLIDINGSERVE, setup)
+    each = LOOKS * (_cell_requests(request) + _alpha_requests(request) / len(places))
+    beyond = float(len(POLICIES) * 3 * request.effort.final.requests)  # two overloads, and one rate for all
+    return Work(dict.fromkeys(places, each), dict.fromkeys(places, beyond)).seconds(SLIDINGSERVE, setup)
 
 
 def choose_alphas(

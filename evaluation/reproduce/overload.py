@@ -20,7 +20,7 @@ from evaluation.reproduce import paper
 from evaluation.reproduce.choice import Chosen, chosen, is_known
 from evaluation.reproduce.paper import POLICIES, QWEN, SLIDINGSERVE
 from evaluation.reproduce.result import Claim, Reproduced, percent, table
-from evaluation.reproduce.runs import LOOKS, Parts, Runs, Say, Setup, expected_seconds, how_long, opened
+from evaluation.reproduce.runs import LOOKS, Parts, Runs, Say, Setup, Work, how_long, opened
 from evaluation.reproduce.verdicts import SHARE, Gain, in_words, judge, mean_gain
 from evaluation.workloads import parse_workload
 
@@ -78,9 +78,19 @@ def reproduce_overload(
 
 
 def _expected(setup: Setup, workloads: Sequence[str], factors: int) -> float:
-    each = (len(POLICIES) * factors + LOOKS) * setup.requests * setup.seeds
-    places = [(profile, workload) for profile in setup.profiles for workload in workloads]
-    return expected_seconds(dict.fromkeys(places, each), with_cap(SLIDINGSERVE, setup.cap), setup)
+    each = float(setup.requests * setup.seeds)
+    work = Work()
+    for profile in setup.profiles:
+        for workload in workloads:
+            work.searched[profile, workload] = search_requests(setup, profile, workload)
+            work.ran[profile, workload] = len(POLICIES) * factors * each
+    return work.seconds(with_cap(SLIDINGSERVE, setup.cap), setup)
+
+
+def search_requests(setup: Setup, profile: str, workload: str) -> float:
+    """Returns the requests of the search for SlidingServe's goodput; none where the folder has it."""
+    is_there = is_known(chosen(setup.folder, profile, workload, (SLIDINGSERVE,), setup.cap))
+    return 0.0 if is_there else LOOKS * setup.requests * setup.seeds
 
 
 def settle(runs: Runs, profile: str, workload: str) -> tuple[tuple[Chosen, ...], float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,11 +26,13 @@ Say = Callable[[str], None]
 DEFAULT_CAP = 256
 """Cap of an iteration's tokens where no goodput run says which is best."""
 
-LOOKS = 5.0
-"""Whole runs that a search for a goodput makes, about: those that are ended early count for what they take."""
+LOOKS = 10.0
+"""Whole runs that a search for a goodput makes, about; those that are ended early count for what they take."""
 
 _PROBED = 100
-_PROBED_LOAD = 0.6
+_SEARCHED_LOAD, _RAN_LOAD = 0.2, 0.6
+"""Loads to measure speed at: most of a search's time goes into low rates, where a request has iterations of its own."""
+
 _SECONDS_PER_START = 6.0  # of a process, kernels in the cache
 
 
@@ -136,22 +138,32 @@ def one_round(setup: Setup) -> Effort:
     return Effort((), (Round(setup.requests, tuple(range(setup.seeds)), 1, 1),))
 
 
-def probed_seconds(profile: str, workload: str, policy: str, data: Path | None) -> float:
-    """Returns the processor time of a request in a run below capacity, as measured just now; s."""
-    rate = _PROBED_LOAD * estimated_capacity(profile, workload, _PROBED, data)
+@dataclass(slots=True)
+class Work:
+    """How many requests are to be run, by (profile, workload): in searches for a goodput, and at rates around it."""
+
+    searched: dict[tuple[str, str], float] = field(default_factory=dict)
+    ran: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def seconds(self, policy: str, setup: Setup) -> float:
+        """Returns about how long that takes, by one policy's speed on this machine as measured just now."""
+        parts = ((_SEARCHED_LOAD, self.searched), (_RAN_LOAD, self.ran))
+        work = sum(
+            count * probed_seconds(*place, policy, load, setup.data)
+            for load, requests in parts
+            for place, count in requests.items()
+            if count > 0
+        )
+        return work / setup.processes + _SECONDS_PER_START
+
+
+def probed_seconds(profile: str, workload: str, policy: str, load: float, data: Path | None) -> float:
+    """Returns the processor time of a request in a run at a share of the capacity, as measured just now; s."""
+    rate = load * estimated_capacity(profile, workload, _PROBED, data)
     run_point(RunKey(profile, workload, policy, rate, 0, 5), None, data)  # compiles
     started = time.process_time()
     run_point(RunKey(profile, workload, policy, rate, 0, _PROBED), None, data)
     return (time.process_time() - started) / _PROBED
-
-
-def expected_seconds(requests: Mapping[tuple[str, str], float], policy: str, setup: Setup) -> float:
-    """Returns about how long it takes to run so many requests of each (profile, workload), by one policy's speed; s."""
-    work = 0.0
-    for (profile, workload), count in requests.items():
-        if count > 0:
-            work += count * probed_seconds(profile, workload, policy, setup.data)
-    return work / setup.processes + _SECONDS_PER_START
 
 
 def how_long(seconds: float, setup: Setup) -> str:

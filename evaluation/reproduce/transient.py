@@ -19,10 +19,10 @@ from evaluation.goodput.runner import estimated_capacity
 from evaluation.goodput.sweep import Report
 from evaluation.reproduce import paper
 from evaluation.reproduce.choice import Chosen, is_known
-from evaluation.reproduce.overload import settle, shares_of
+from evaluation.reproduce.overload import search_requests, settle, shares_of
 from evaluation.reproduce.paper import POLICIES, QWEN, SLIDINGSERVE, TRANSIENT
 from evaluation.reproduce.result import Claim, Reproduced, percent, table
-from evaluation.reproduce.runs import LOOKS, Parts, Runs, Say, Setup, expected_seconds, how_long, opened
+from evaluation.reproduce.runs import Parts, Runs, Say, Setup, Work, how_long, opened
 from evaluation.reproduce.verdicts import SHARE, Verdict, judge, judge_order, share_gain
 from evaluation.workloads import WorkloadError, parse_workload
 
@@ -92,11 +92,12 @@ def reproduce_transient(setup: Setup, minutes: float, report: Report, say: Say) 
 
 def _expected(setup: Setup, minutes: float) -> float:
     runs = 2 * len(POLICIES) * setup.seeds
-    work = {}
+    work = Work()
     for profile in setup.profiles:
-        each = runs * 60 * minutes * 0.6 * estimated_capacity(profile, BASE, 100, setup.data)
-        work[profile, BASE] = each + LOOKS * setup.requests * setup.seeds
-    return expected_seconds(work, with_cap(SLIDINGSERVE, setup.cap), setup)
+        capacity = estimated_capacity(profile, BASE, 100, setup.data)
+        work.searched[profile, BASE] = search_requests(setup, profile, BASE)
+        work.ran[profile, BASE] = runs * 60 * minutes * 0.6 * capacity
+    return work.seconds(with_cap(SLIDINGSERVE, setup.cap), setup)
 
 
 def loads_of(profile: str, goodput: float, setup: Setup) -> list[SwitchingLoad]:

@@ -19,6 +19,7 @@ from evaluation.goodput.sweep import Report, Sweep, worker_pool
 from evaluation.goodput.task import Place
 from evaluation.screen import slo_summary
 from evaluation.tuning.answer import Answer, Contestant, Lead, Trial
+from evaluation.tuning.cautions import cautions
 from evaluation.tuning.race import Contender, Course, Race, Standings, effort_for
 from evaluation.tuning.traffic import Traffic, claim_trace, traffic_of
 from evaluation.workloads import WorkloadSpec
@@ -28,12 +29,6 @@ DEFAULT = "vllm"
 """What an engine does without a sidecar."""
 
 CANDIDATES = (DEFAULT, "sarathi-edf", "qoserve", "slidingserve", "slidingserve+relegation")
-
-FEW_REQUESTS = 1000
-"""Below this 1 % is so few requests that chance decides."""
-
-OFF_PREDICTIONS = 0.10
-CONCENTRATED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +96,7 @@ def tune(request: TuneRequest, report: Report) -> Answer:
         others=tuple(_contestant(other, best) for other in standings.contenders[1:]),
         tested=tested,
         engines=_engines(traffic, best.promise.rate),
-        warnings=tuple(_warnings(standings, course, at_promise)),
+        warnings=tuple(cautions(standings, course, at_promise)),
         screened=standings.screened,
         left_out=standings.left_out,
         origin=origin,
@@ -161,44 +156,3 @@ def _engines(traffic: Traffic, rate: float) -> int | None:
     if traffic.recorded_rate is None or rate <= 0:
         return None
     return math.ceil(traffic.recorded_rate / rate - 1e-9)
-
-
-def _warnings(standings: Standings, course: Course, at_promise: Point | None) -> list[str]:
-    traffic, best = course.traffic, standings.contenders[0]
-    found = []
-    if traffic.tuning_requests < FEW_REQUESTS:
-        allowed = int(course.limit * traffic.tuning_requests)
-        found.append(
-            f"{100 * course.limit:g} % of the {traffic.tuning_requests} requests that were chosen on are {allowed}, so "
-            f"chance has a large part in the answer; record {2 * FEW_REQUESTS} requests or more."
-        )
-    if not best.climbed.has_top and best.promise.goodput > 0:
-        found.append(f"no rate up to {best.promise.goodput:.3g} requests/s fails; more may be possible.")
-    found += _concentration(best, course)
-    error = None if at_promise is None else at_promise.prediction_error
-    if error is not None and error > OFF_PREDICTIONS:
-        found.append(
-            f"the policy's predictions of iteration times were off by {100 * error:.0f} % on average; fit a latency "
-            "model to this hardware (`slidingserve predictor fit`, `slidingserve profile`) and tune again."
-        )
-    if standings.left_out:
-        found.append(
-            f"the time was up: {len(standings.left_out)} settings were not looked at (any further): "
-            f"{', '.join(standings.left_out)}. The same command with more --minutes goes on from here."
-        )
-    return found
-
-
-def _concentration(best: Contender, course: Course) -> list[str]:
-    """Warns if what was missed at the goodput lies in two of the blocks."""
-    rates = [point for point in best.climbed.curve if point.key.rate == best.climbed.goodput]
-    if not rates or rates[0].missed < course.limit * rates[0].key.requests / 2:
-        return []
-    blocks = sorted(rates[0].missed_by_block, reverse=True)
-    share = sum(blocks[:2]) / rates[0].missed
-    if share < CONCENTRATED:
-        return []
-    return [
-        f"{100 * share:.0f} % of the misses at the goodput fall into two of {len(blocks)} stretches of the traffic: "
-        "rushes decide what can be promised, and one far worse than those recorded would break it."
-    ]

@@ -171,8 +171,9 @@ def ablation(
     def run(report: Any, say: Say) -> Reproduced:
         from evaluation.reproduce.ablation import AblationRequest, reproduce_ablation
 
-        effort = _effort(quick, requests, seeds or (QUICK_SEEDS if quick else None), cap)
-        return reproduce_ablation(AblationRequest(_once(profile), out, effort, jobs=jobs), report, say)
+        effort = _effort(quick, requests, seeds, cap)
+        of_violations = seeds or (QUICK_SEEDS if quick else FULL_SEEDS)
+        return reproduce_ablation(AblationRequest(_once(profile), out, effort, of_violations, jobs=jobs), report, say)
 
     _reproduce(run, out, json_file)
 

@@ -23,6 +23,7 @@ from evaluation.goodput.search import search_around, search_upwards
 from evaluation.goodput.store import StoreError
 from evaluation.goodput.task import Found, Place, Search, run_keys, run_search
 from evaluation.tuning.answer import Answer, Contestant, Lead, Trial, to_json
+from evaluation.tuning.cautions import cautions
 from evaluation.tuning.climb import Climb, climb_with, run_climb
 from evaluation.tuning.promise import future_shares, grid_rate_below, is_safe, promise
 from evaluation.tuning.race import Course, Effort, Race, Standings, effort_for
@@ -166,9 +167,11 @@ def true_goodput(policy: str) -> float:
     return TRUE[base] * gain
 
 
+COURSE = Course("h100-tp1", TRAFFIC, tuple(TRUE), "vllm", EFFORT, LIMIT)
+
+
 def race(pool: FakePool, seconds: float = 0.0) -> Standings:
-    course = Course("h100-tp1", TRAFFIC, tuple(TRUE), "vllm", EFFORT, LIMIT)
-    return Race(course, Place(Path("unused")), cast(Any, pool), lambda share, text: None, seconds).run()
+    return Race(COURSE, Place(Path("unused")), cast(Any, pool), lambda share, text: None, seconds).run()
 
 
 def test_the_race_finds_the_best_cap_of_the_best_policy_and_keeps_the_default_in() -> None:
@@ -206,6 +209,30 @@ def test_a_default_that_nothing_beats_is_the_answer() -> None:
     standings = race(FakePool(lambda policy: 2.0))
     assert standings.contenders[0].promise.rate == standings.of("vllm").promise.rate
     assert all(base_policy(c.policy)[1] is None for c in standings.contenders), "no cap where none is better"
+
+
+def test_an_answer_comes_with_what_to_beware_of() -> None:
+    standings = race(FakePool(true_goodput))
+    best = standings.contenders[0]
+    at_promise = best.climbed.curve[0]
+    assert list(cautions(standings, COURSE, at_promise)) == [], "a rush of five of twenty blocks is not two"
+
+    def said(standings: Standings = standings, traffic: Traffic = TRAFFIC, error: float | None = None) -> str:
+        found = list(cautions(standings, replace(COURSE, traffic=traffic), replace(at_promise, prediction_error=error)))
+        assert len(found) == 1, found
+        return found[0]
+
+    assert "1 % of the 700 requests that were chosen on are 7" in said(traffic=replace(TRAFFIC, tuning_requests=700))
+    assert "predictions of iteration times were off by 25 %" in said(error=0.25)
+    assert said(replace(standings, left_out=("orca",))).startswith("the time was up: 1 settings were not looked at")
+    squeezed = said(traffic=replace(TRAFFIC, recorded_rate=0.1))
+    assert "21 times the recorded rate" in squeezed
+    assert "lasts only 2403 s" in squeezed
+    topless = replace(best, climbed=replace(best.climbed, has_top=False))
+    assert "no rate up to 2.08 requests/s fails" in said(replace(standings, contenders=(topless,)))
+    rush = [replace(p, missed_by_block=(p.missed, *[0] * (BLOCKS - 1))) for p in best.climbed.curve]
+    concentrated = replace(best, climbed=replace(best.climbed, curve=tuple(rush)))
+    assert "100 % of the misses" in said(replace(standings, contenders=(concentrated,)))
 
 
 @given(st.integers(-100, 100), st.integers(-150, 150), st.integers(0, 15))
