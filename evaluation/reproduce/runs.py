@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 DEFAULT_CAP = 256
 """Cap of an iteration's tokens where no goodput run says which is best."""
 
-LOOKS = 10.0
+LOOKS = 5.0
 """Whole runs that a search for a goodput makes, about; those that are ended early count for what they take."""
 
 _PROBED = 100
