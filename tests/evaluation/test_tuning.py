@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tomllib
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -32,7 +33,7 @@ from evaluation.tuning.traffic import Traffic, claim_trace, traffic_of
 from evaluation.tuning.words import render
 from evaluation.workloads import parse_workload
 from sidecar.config import load_settings
-from tests.cli.runner import Ended, complaint, run, run_here
+from tests.cli.runner import command, complaint, environment, run, run_here
 
 LIMIT = 0.01
 SIZE = 250
@@ -435,12 +436,15 @@ def test_a_trace_that_is_of_no_use_is_explained(tmp_path: Path, content: bytes |
     assert words in refused(tmp_path, "--trace", str(file), "--profile", "h100-tp1")
 
 
-def tuned(folder: Path, *arguments: str) -> tuple[Ended, dict[str, Any]]:
+def tuned(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+    """Tunes as a user does; returns what it says and the document."""
     out, results, answer = folder / "sidecar.toml", folder / "results", folder / "answer.json"
     where = ("--out", str(out), "--results", str(results), "--json", str(answer), "--force")
-    ended = run("tune", *arguments, *where)
-    assert ended.status == 0, ended.stderr
-    return ended, json.loads(answer.read_text())
+    ended = subprocess.run(
+        command("tune", *arguments, *where), capture_output=True, text=True, timeout=1800, env=environment()
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout, json.loads(answer.read_text())
 
 
 @pytest.mark.long
@@ -451,8 +455,8 @@ def test_tune_from_a_trace_to_settings_that_the_sidecar_takes(tmp_path: Path) ->
     trace = tmp_path / "mine.csv"
     trace.write_text(HEADER + "".join(f"{a:.3f},{p},{o}\n" for a, p, o in rows))
     options = ("--trace", str(trace), "--profile", "h100-tp1", "--policy", "vllm", "--policy", "slidingserve")
-    ended, answer = tuned(tmp_path, *options, "--jobs", "2")
-    assert ended.stdout.startswith("Run ")
+    words, answer = tuned(tmp_path, *options, "--jobs", "2")
+    assert words.startswith("Run ")
     assert answer["best"]["promised_rate"] > 0
     assert any("chance has a large part" in warning for warning in answer["warnings"])
     checked = run("check-config", "--config", str(tmp_path / "sidecar.toml"))
@@ -472,10 +476,10 @@ def test_tune_from_a_trace_to_settings_that_the_sidecar_takes(tmp_path: Path) ->
 def test_the_promise_for_a_production_trace_holds_on_its_second_half(
     workload: str, profile: str, data_folder: Path, tmp_path: Path
 ) -> None:
-    ended, answer = tuned(
+    words, answer = tuned(
         tmp_path, "--workload", workload, "--profile", profile, "--data", str(data_folder), *CANDIDATES
     )
-    assert "The promise held." in " ".join(ended.stdout.split())
+    assert "The promise held." in " ".join(words.split())
     best, tested = answer["best"], answer["tested"]
     assert 0 < best["promised_rate"] <= best["goodput"]
     assert tested["missed"] <= LIMIT
