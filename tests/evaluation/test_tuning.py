@@ -32,6 +32,7 @@ from evaluation.tuning.settings import SettingsFileError, check_free, to_toml, w
 from evaluation.tuning.traffic import Traffic, claim_trace, traffic_of
 from evaluation.tuning.words import render
 from evaluation.workloads import parse_workload
+from sidecar.cli.progress import SweepProgress
 from sidecar.config import load_settings
 from tests.cli.runner import command, complaint, environment, run, run_here
 
@@ -391,6 +392,21 @@ def test_the_sidecar_takes_the_settings_and_the_comments_say_where_they_are_from
 def test_text_of_any_kind_is_toml() -> None:
     odd = replace(ANSWER, profile='a"b\\c', origin=replace(ANSWER.origin, profiles={'a"b\\c': "d"}))
     assert tomllib.loads(to_toml(odd))["profile"] == 'a"b\\c'
+
+
+def test_progress_is_a_line_every_ten_seconds_with_the_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with SweepProgress() as progress:
+        progress.update(0.0, "nothing yet")
+        for share in (0.1, 0.2, 0.25):
+            now[0] += 6.0
+            progress.update(share, f"vllm at {share:g}")
+        now[0] += 12.0
+        progress.update(0.5, "half")
+    assert capsys.readouterr().err == " 20 %  0:48 left  vllm at 0.2\n 50 %  0:30 left  half\n"
 
 
 def refused(tmp_path: Path, *arguments: str) -> str:
