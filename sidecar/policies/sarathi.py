@@ -16,15 +16,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from predictor.features import TOKENS
 from sidecar.policies.base import PolicyContext
 from sidecar.policies.common.checking import CAP, check_ranges
-from sidecar.policies.common.fixed_budget import Buffers, FixedBudgetPolicy, spend
-from sidecar.policies.common.intake import PROTECT_NOBODY, raised_cap, take_in
+from sidecar.policies.common.chunked_prefill import IN_TURN, decide_in_order
+from sidecar.policies.common.fixed_budget import FixedBudgetPolicy
 from sidecar.policies.registry import register
-from sidecar.queues import Table
-from slidingserve.contract.values import Ints
-from slidingserve.jit import kernel
 
 NAME = "sarathi"
 
@@ -43,54 +39,11 @@ class SarathiParameters:
         check_ranges(self, {"max_tokens": CAP})
 
 
-@kernel
-def decide_first_come_first_served(
-    requests: Table,
-    running: Ints,
-    waiting: Ints,
-    bounds: Ints,
-    entries: Table,
-    victims: Ints,
-    demoted: Ints,
-    may_admit: bool,
-    now_seconds: float,
-    free_blocks: int,
-    limit: int,
-    block_tokens: int,
-    max_sequences: int,
-    cap: int,
-    buffers: Buffers,
-) -> tuple[int, int, int]:
-    """Returns (entries, victims, demoted) written. O(live requests)."""
-    pool, keys, batch = buffers
-    decodes, victim_count, prompts, free_blocks, open_blocks, seats, _ = take_in(
-        requests,
-        running,
-        waiting,
-        bounds,
-        entries,
-        victims,
-        may_admit,
-        now_seconds,
-        free_blocks,
-        block_tokens,
-        max_sequences,
-        PROTECT_NOBODY,
-        True,
-        pool,
-        batch,
-    )
-    for row in range(prompts):  # the order in which the pool holds them is the published one
-        keys[0, row] = row
-    used = int(batch[TOKENS])
-    left = raised_cap(cap, used, limit) - used
-    count = spend(pool, keys[0], prompts, left, seats, open_blocks, free_blocks, block_tokens, True, entries, decodes)
-    return count, victim_count, 0
-
-
 def build(parameters: SarathiParameters, context: PolicyContext) -> FixedBudgetPolicy:
     """Builds the policy for a session."""
-    return FixedBudgetPolicy("sarathi/1", NAME, decide_first_come_first_served, context, parameters.max_tokens)
+    return FixedBudgetPolicy(
+        "sarathi/1", NAME, decide_in_order, context, parameters.max_tokens, IN_TURN, False, 0.0, 0.0
+    )
 
 
 register(NAME, SarathiParameters, build, "Sarathi-Serve (OSDI 2024): chunked prefill, first come, first served")
