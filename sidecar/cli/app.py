@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from sidecar.cli import demoing, predicting, profiles, reproducing
+from sidecar.cli.options import ComparedPolicies, Data, Jobs, ProfileName, Requests, Seeds, Violations, Workloads
 
 app = typer.Typer(
     name="slidingserve",
@@ -111,9 +112,7 @@ def simulate(
     requests: Annotated[
         int | None, typer.Option(help="How many requests. Default: 300 of a workload, all of a trace.")
     ] = None,
-    profile: Annotated[
-        str, typer.Option(help="Hardware profile: a name from `slidingserve profiles list` or a file.")
-    ] = "rtx3090-tp2",
+    profile: ProfileName = "rtx3090-tp2",
     seed: Annotated[int, typer.Option(help="Seed of arrivals and lengths.")] = 0,
     floor_ms: Annotated[
         float,
@@ -127,10 +126,7 @@ def simulate(
     transport: Annotated[
         str, typer.Option(help="grpc: a sidecar process on a Unix socket. inprocess: the same core, no wire.")
     ] = "grpc",
-    data: Annotated[
-        Path | None,
-        typer.Option(envvar="SLIDINGSERVE_DATA", help="Folder of recorded traces, for the workloads that need it."),
-    ] = None,
+    data: Data = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the results as JSON (- = stdout, without the table).")
     ] = None,
@@ -144,13 +140,8 @@ def simulate(
 
 @app.command()
 def goodput(
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(help="name or name:key=value; repeat. Default: vllm, sarathi-edf, qoserve and slidingserve."),
-    ] = None,
-    workload: Annotated[
-        list[str], typer.Option(help="name or name:key=value,key=value, as `simulate --workload`; repeat.")
-    ] = ["mixed-v1"],  # noqa: B006 - typer copies it
+    policy: ComparedPolicies = None,
+    workload: Workloads = ["mixed-v1"],  # noqa: B006 - typer copies it
     profile: Annotated[
         list[str], typer.Option(help="Hardware profile: a name from `slidingserve profiles list` or a file; repeat.")
     ] = ["rtx3090-tp2"],  # noqa: B006
@@ -163,17 +154,14 @@ def goodput(
     cap: Annotated[
         list[int] | None, typer.Option(help="Only this cap of an iteration's tokens; repeat.", show_default=False)
     ] = None,
-    requests: Annotated[int | None, typer.Option(help="Requests of a run that counts.", show_default=False)] = None,
-    seeds: Annotated[int | None, typer.Option(help="Seeds of arrivals and lengths.", show_default=False)] = None,
-    violations: Annotated[float, typer.Option(help="Requests that may miss a deadline, percent.")] = 1.0,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one for each core.")] = 0,
+    requests: Requests = None,
+    seeds: Seeds = None,
+    violations: Violations = 1.0,
+    jobs: Jobs = 0,
     shard: Annotated[
         str | None, typer.Option(metavar="K/N", help="Only the K-th of N parts of the work.", show_default=False)
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(envvar="SLIDINGSERVE_DATA", help="Folder of recorded traces, for the workloads that need it."),
-    ] = None,
+    data: Data = None,
 ) -> None:
     """Find the highest rate at which each policy, with its best cap, keeps its promises."""
     options: dict[str, Any] = dict(locals())
@@ -192,9 +180,7 @@ def tune(
         str | None,
         typer.Option(help="Traffic by name instead: name or name:key=value,key=value.", show_default=False),
     ] = None,
-    profile: Annotated[
-        str, typer.Option(help="Hardware profile: a name from `slidingserve profiles list` or a file.")
-    ] = "rtx3090-tp2",
+    profile: ProfileName = "rtx3090-tp2",
     ttft_ms: Annotated[float | None, typer.Option(help="TTFT SLO for every request, ms.", show_default=False)] = None,
     tbt_ms: Annotated[float | None, typer.Option(help="TBT SLO for every request, ms.", show_default=False)] = None,
     policy: Annotated[
@@ -208,7 +194,7 @@ def tune(
         int | None,
         typer.Option(help="Most requests of each half. Default: 10,000 of a trace.", show_default=False),
     ] = None,
-    violations: Annotated[float, typer.Option(help="Requests that may miss a deadline, percent.")] = 1.0,
+    violations: Violations = 1.0,
     minutes: Annotated[
         float, typer.Option(min=0.0, help="About when to be done, leaving settings out for it; 0: no limit.")
     ] = 0.0,
@@ -220,11 +206,8 @@ def tune(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the answer as JSON (- = stdout, without the words).")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one for each core.")] = 0,
-    data: Annotated[
-        Path | None,
-        typer.Option(envvar="SLIDINGSERVE_DATA", help="Folder of recorded traces, for the workloads that need it."),
-    ] = None,
+    jobs: Jobs = 0,
+    data: Data = None,
 ) -> None:
     """Find the best policy and settings for your traffic, and the rate that can be promised with them."""
     options: dict[str, Any] = dict(locals())
@@ -250,23 +233,15 @@ def report(
 
 @app.command()
 def bounds(
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(help="name or name:key=value; repeat. Default: vllm, sarathi-edf, qoserve and slidingserve."),
-    ] = None,
-    profile: Annotated[
-        str, typer.Option(help="Hardware profile: a name from `slidingserve profiles list` or a file.")
-    ] = "rtx3090-tp2",
+    policy: ComparedPolicies = None,
+    profile: ProfileName = "rtx3090-tp2",
     instances: Annotated[int, typer.Option(min=1, help="Small instances that are solved exactly.")] = 100,
     workload: Annotated[
         list[str] | None,
         typer.Option(help="Bound the goodput of this workload too; repeat.", show_default=False),
     ] = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests of that workload.")] = 600,
-    data: Annotated[
-        Path | None,
-        typer.Option(envvar="SLIDINGSERVE_DATA", help="Folder of recorded traces, for the workloads that need it."),
-    ] = None,
+    data: Data = None,
 ) -> None:
     """Show how far policies are from a clairvoyant optimum, and which goodput no policy can exceed."""
     options: dict[str, Any] = dict(locals())
@@ -278,9 +253,7 @@ def bounds(
 @app.command()
 def bench(
     policy: Annotated[str, typer.Option(help="name or name:key=value,key=value.")] = "slidingserve",
-    profile: Annotated[
-        str, typer.Option(help="Hardware profile: a name from `slidingserve profiles list` or a file.")
-    ] = "h100-tp1",
+    profile: ProfileName = "h100-tp1",
     quick: Annotated[bool, typer.Option("--quick", help="Less of everything: seconds instead of a minute.")] = False,
     only: Annotated[str | None, typer.Option(help="One part: roundtrip, core, codec or engine.")] = None,
     json_file: Annotated[

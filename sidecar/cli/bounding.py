@@ -7,23 +7,18 @@ from typing import Any
 
 import typer
 
-from sidecar.cli.failing import fail
-
-DEFAULT_POLICIES = ("vllm", "sarathi-edf", "qoserve", "slidingserve")
+from sidecar.cli.failing import evaluation_errors, fail
+from sidecar.cli.options import COMPARED_POLICIES, once
 
 
 def bounds(options: dict[str, Any]) -> None:
     """Prints how far policies are from the clairvoyant optimum, and which goodput nobody can exceed."""
-    from engine_adapter.simulated.profiles import ProfileError, load_profile
+    from engine_adapter.simulated.profiles import load_profile
     from evaluation.bounds.comparison import compare, render
-    from evaluation.inprocess import DecisionRefused
-    from evaluation.traces import TraceError
-    from evaluation.workloads import WorkloadError
     from sidecar.cli.progress import SweepProgress
-    from sidecar.policies.registry import PolicyParameterError, PolicySpecError, UnknownPolicyError
 
     instances: int = options["instances"]
-    policies = tuple(dict.fromkeys(options["policy"] or DEFAULT_POLICIES))
+    policies = once(options["policy"] or COMPARED_POLICIES)
     try:
         profile = load_profile(options["profile"])
         with SweepProgress() as progress:
@@ -35,10 +30,7 @@ def bounds(options: dict[str, Any]) -> None:
         typer.echo(render(comparison) + "\n")
         for workload in options["workload"] or ():
             typer.echo(_goodput_bound(options["profile"], workload, options["requests"], options["data"]))
-    except (
-        *(ProfileError, WorkloadError, TraceError, DecisionRefused),
-        *(PolicySpecError, PolicyParameterError, UnknownPolicyError),
-    ) as error:
+    except evaluation_errors() as error:
         fail(str(error))
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sidecar.cli.delivering import check_writable, deliver
-from sidecar.cli.failing import fail, quiet_grpc
+from sidecar.cli.failing import evaluation_errors, fail, quiet_grpc
+from sidecar.cli.options import Data, Jobs, Requests, Seeds, Workloads, effort_of, once, positive
 
 if TYPE_CHECKING:
-    from evaluation.goodput.caps import Effort
     from evaluation.reproduce.result import Reproduced
     from evaluation.reproduce.runs import Say, Setup
 
@@ -36,11 +36,8 @@ Out = Annotated[
     ),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer requests and seeds, and two caps.")]
-Requests = Annotated[int | None, typer.Option(help="Requests of a run that counts.", show_default=False)]
-Seeds = Annotated[int | None, typer.Option(help="Seeds of arrivals and lengths.", show_default=False)]
 Cap = Annotated[int, typer.Option(min=1, help="Most tokens of an iteration where no best cap is known.")]
 Caps = Annotated[list[int] | None, typer.Option("--cap", help="Only this cap; repeat.", show_default=False)]
-Jobs = Annotated[int, typer.Option(min=0, help="Processes; 0: one for each core.")]
 Json = Annotated[
     Path | None, typer.Option("--json", help="Write the results as JSON (- = stdout, without the tables).")
 ]
@@ -76,11 +73,11 @@ def goodput(
             if name not in WORKLOADS:
                 fail(f"--workload {name!r}: the paper has {', '.join(WORKLOADS)}")
         request = GoodputRequest(
-            profiles=_once(profile),
+            profiles=once(profile),
             folder=out,
-            effort=_effort(quick, requests, seeds, cap),
-            floors_ms=_once(floor_ms),
-            workloads=_once(workload or WORKLOADS),
+            effort=effort_of(quick, requests, seeds, cap),
+            floors_ms=once(floor_ms),
+            workloads=once(workload or WORKLOADS),
             jobs=jobs,
         )
         return reproduce_goodput(request, report, say)
@@ -93,9 +90,7 @@ def overload(
     profile: Profiles = [_PROFILE],  # noqa: B006
     out: Out = _RESULTS,
     quick: Quick = False,
-    workload: Annotated[
-        list[str], typer.Option(help="name or name:key=value,key=value, as `simulate --workload`; repeat.")
-    ] = ["mixed-v1"],  # noqa: B006
+    workload: Workloads = ["mixed-v1"],  # noqa: B006
     factor: Annotated[
         list[float] | None,
         typer.Option(
@@ -107,10 +102,7 @@ def overload(
     requests: Requests = None,
     seeds: Seeds = None,
     jobs: Jobs = 0,
-    data: Annotated[
-        Path | None,
-        typer.Option(envvar="SLIDINGSERVE_DATA", help="Folder of recorded traces, for the workloads that need it."),
-    ] = None,
+    data: Data = None,
     json_file: Json = None,
 ) -> None:
     """Figure 5: requests that miss a deadline at 0.5 to 2.5 times SlidingServe's goodput."""
@@ -122,7 +114,7 @@ def overload(
             if not number > 0:
                 fail(f"--factor {number:g}: give a multiple above 0")
         setup = _setup(profile, out, quick, requests, seeds, cap, jobs, data)
-        return reproduce_overload(setup, _once(workload), _once(factor or FACTORS), report, say)
+        return reproduce_overload(setup, once(workload), once(factor or FACTORS), report, say)
 
     _reproduce(run, out, json_file)
 
@@ -171,9 +163,9 @@ def ablation(
     def run(report: Any, say: Say) -> Reproduced:
         from evaluation.reproduce.ablation import AblationRequest, reproduce_ablation
 
-        effort = _effort(quick, requests, seeds, cap)
+        effort = effort_of(quick, requests, seeds, cap)
         of_violations = seeds or (QUICK_SEEDS if quick else FULL_SEEDS)
-        return reproduce_ablation(AblationRequest(_once(profile), out, effort, of_violations, jobs=jobs), report, say)
+        return reproduce_ablation(AblationRequest(once(profile), out, effort, of_violations, jobs=jobs), report, say)
 
     _reproduce(run, out, json_file)
 
@@ -198,25 +190,9 @@ def overhead(
         from evaluation.reproduce.paper import POLICIES
         from evaluation.reproduce.runs import Setup
 
-        return reproduce_overhead(Setup(_once(profile), out, requests, 1), _once(policy or POLICIES), report)
+        return reproduce_overhead(Setup(once(profile), out, requests, 1), once(policy or POLICIES), report)
 
     _reproduce(run, out, json_file)
-
-
-def _once(values: Any) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys(values))
-
-
-def _effort(quick: bool, requests: int | None, seeds: int | None, caps: list[int] | None) -> Effort:
-    from evaluation.goodput.caps import full_effort, quick_effort
-
-    given: dict[str, Any] = {}
-    for name, value in (("requests", requests), ("seeds", seeds)):
-        if value is not None:
-            given[name] = _positive(name, value)
-    if caps:
-        given["caps"] = tuple(sorted({_positive("cap", cap) for cap in caps}))
-    return quick_effort(**given) if quick else full_effort(**given)
 
 
 def _setup(
@@ -233,48 +209,28 @@ def _setup(
 
     usual = (QUICK_REQUESTS, QUICK_SEEDS) if quick else (FULL_REQUESTS, FULL_SEEDS)
     return Setup(
-        profiles=_once(profiles),
+        profiles=once(profiles),
         folder=out,
-        requests=usual[0] if requests is None else _positive("requests", requests),
-        seeds=usual[1] if seeds is None else _positive("seeds", seeds),
+        requests=usual[0] if requests is None else positive("requests", requests),
+        seeds=usual[1] if seeds is None else positive("seeds", seeds),
         cap=cap,
         jobs=jobs,
         data=data,
     )
 
 
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        fail(f"--{name} {value}: give 1 or more")
-    return value
-
-
 def _reproduce(run: Callable[..., Reproduced], out: Path, json_file: Path | None) -> None:
     """Runs with progress on stderr; prints the tables and the words, or JSON."""
     quiet_grpc()
-    from engine_adapter.client import ClientError
-    from engine_adapter.simulated.profiles import ProfileError
-    from evaluation.goodput.store import StoreError
-    from evaluation.inprocess import DecisionRefused
     from evaluation.reproduce.result import render, to_json, write
-    from evaluation.sidecar_process import SidecarFailed
-    from evaluation.simulate import NoDecision
-    from evaluation.traces import TraceError
-    from evaluation.workloads import WorkloadError
     from sidecar.cli.progress import SweepProgress
-    from sidecar.policies.registry import PolicyParameterError, PolicySpecError, UnknownPolicyError, UnknownProfileError
-    from sidecar.warming import PolicyCannotDecide
 
     check_writable(json_file)
     try:
         with SweepProgress() as progress:
             found = run(progress.update, lambda text: typer.echo(f"slidingserve: {text}", err=True))
         file = write(found, out)
-    except (
-        *(ProfileError, WorkloadError, TraceError, StoreError),
-        *(PolicySpecError, PolicyParameterError, UnknownPolicyError, UnknownProfileError),
-        *(ClientError, SidecarFailed, NoDecision, DecisionRefused, PolicyCannotDecide),
-    ) as error:
+    except evaluation_errors() as error:
         fail(str(error))
     except KeyboardInterrupt:
         fail(f"interrupted; every finished run is in {out}, the same command goes on from there")

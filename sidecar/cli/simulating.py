@@ -10,7 +10,7 @@ from typing import Any, get_args
 import typer
 
 from sidecar.cli.delivering import check_writable, deliver
-from sidecar.cli.failing import fail, quiet_grpc
+from sidecar.cli.failing import evaluation_errors, fail, quiet_grpc
 
 _LOOKED_AT = 300
 """Requests of which it is asked beforehand whether their SLOs can be kept."""
@@ -19,18 +19,9 @@ _LOOKED_AT = 300
 def simulate(options: dict[str, Any]) -> None:
     """Runs the simulation with progress on stderr; prints the table, or JSON."""
     quiet_grpc()
-    from engine_adapter.client import ClientError
-    from engine_adapter.simulated.profiles import ProfileError
-    from evaluation.inprocess import DecisionRefused
     from evaluation.results import to_json
     from evaluation.screen import render
-    from evaluation.sidecar_process import SidecarFailed
-    from evaluation.simulate import NoDecision
     from evaluation.simulate import simulate as run
-    from evaluation.traces import TraceError
-    from evaluation.workloads import WorkloadError
-    from sidecar.policies.registry import PolicyParameterError, PolicySpecError, UnknownPolicyError, UnknownProfileError
-    from sidecar.warming import PolicyCannotDecide
 
     file: Path | None = options["json_file"]
     check_writable(file)
@@ -39,11 +30,7 @@ def simulate(options: dict[str, Any]) -> None:
         _say_if_infeasible(request)
         with _Progress() as progress:
             results = run(request, progress.update)
-    except (
-        *(ProfileError, WorkloadError, TraceError),
-        *(PolicySpecError, PolicyParameterError, UnknownPolicyError, UnknownProfileError),
-        *(ClientError, SidecarFailed, NoDecision, DecisionRefused, PolicyCannotDecide),
-    ) as error:
+    except evaluation_errors() as error:
         fail(str(error))
     deliver(to_json(results), render(results), file)
 

@@ -6,23 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.cli.delivering import check_writable, deliver
-from sidecar.cli.failing import fail, quiet_grpc
+from sidecar.cli.failing import evaluation_errors, fail, quiet_grpc
+from sidecar.cli.options import once, share_of
 
 
 def tune(options: dict[str, Any]) -> None:
     """Chooses with progress on stderr; writes the settings file, prints the answer in words, or as JSON."""
     quiet_grpc()
-    from engine_adapter.simulated.profiles import ProfileError
-    from evaluation.goodput.store import StoreError
-    from evaluation.inprocess import DecisionRefused
     from evaluation.tuning.answer import to_json
     from evaluation.tuning.settings import SettingsFileError, check_free, write
     from evaluation.tuning.tune import tune as run
     from evaluation.tuning.words import render
-    from evaluation.workloads import WorkloadError
-    from evaluation.workloads.tracefiles import TraceError
     from sidecar.cli.progress import SweepProgress
-    from sidecar.policies.registry import PolicyParameterError, PolicySpecError, UnknownPolicyError, UnknownProfileError
 
     out: Path = options["out"]
     json_file: Path | None = options["json_file"]
@@ -33,10 +28,7 @@ def tune(options: dict[str, Any]) -> None:
         with SweepProgress() as progress:
             answer = run(request, progress.update)
         write(answer, out, options["force"])
-    except (
-        *(ProfileError, WorkloadError, TraceError, StoreError, SettingsFileError, DecisionRefused),
-        *(PolicySpecError, PolicyParameterError, UnknownPolicyError, UnknownProfileError),
-    ) as error:
+    except evaluation_errors(SettingsFileError) as error:
         fail(str(error))
     except KeyboardInterrupt:
         fail(f"interrupted; every finished run is in {options['results']}, the same command goes on from there")
@@ -55,16 +47,14 @@ def _request(options: dict[str, Any]) -> Any:
         value = options[name]
         if value is not None and not value > 0:
             fail(f"--{name.replace('_', '-')} {value:g}: give a time above 0 ms")
-    if not 0.0 < options["violations"] < 100.0:
-        fail(f"--violations {options['violations']:g}: give a percentage above 0 and below 100")
     text = workload if trace is None else f"trace={trace.expanduser().resolve()}"
     return TuneRequest(
         spec=parse_workload(text, ttft_ms=options["ttft_ms"], tbt_ms=options["tbt_ms"]),
         profile=options["profile"],
         results=options["results"],
-        policies=tuple(dict.fromkeys(options["policy"] or CANDIDATES)),
+        policies=once(options["policy"] or CANDIDATES),
         requests=options["requests"],
-        limit=options["violations"] / 100.0,
+        limit=share_of(options["violations"]),
         minutes=options["minutes"],
         jobs=options["jobs"],
         data=options["data"],
