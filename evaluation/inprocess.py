@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sidecar.policies import registry
 from sidecar.session.machine import Session, SessionDefaults
 from slidingserve.contract.values import (
     BatchAllocation,
+    EngineLimits,
     OpenSession,
     ResyncRequired,
     SessionError,
     SessionOpened,
+    SloDefaults,
     Snapshot,
     Step,
 )
+
+NO_SLOS = SloDefaults(0.0, 0.0)
+"""A workload brings its SLOs; what a request lacks is not to be filled in."""
 
 
 class DecisionRefused(RuntimeError):
@@ -61,3 +67,16 @@ class InProcessSource:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def open_policy(policy: str, profile: str, limits: EngineLimits) -> InProcessSource:
+    """Returns a policy, by its text, as an open source of decisions in this process.
+
+    Raises:
+        PolicySpecError: the text has another form.
+        DecisionRefused: the policy cannot be had.
+    """
+    name, parameters = registry.parse_spec(policy)
+    source = InProcessSource(SessionDefaults(slos=NO_SLOS))
+    source.open(OpenSession(limits, policy=name, policy_parameters=parameters, profile=profile))
+    return source

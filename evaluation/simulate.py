@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Literal
@@ -19,7 +20,7 @@ from engine_adapter.simulated.outcome import Outcome
 from engine_adapter.simulated.profiles import HardwareProfile, load_profile
 from engine_adapter.simulated.timing import ProfileTimer
 from engine_adapter.source import DecisionSource
-from evaluation.inprocess import InProcessSource
+from evaluation.inprocess import NO_SLOS, InProcessSource
 from evaluation.recording import RecordingSource
 from evaluation.results import RunResult, tail
 from evaluation.scores import score
@@ -32,14 +33,11 @@ from sidecar.policies import registry
 from sidecar.policies.base import PolicyContext
 from sidecar.session.machine import SessionDefaults
 from sidecar.warming import warm_up
-from slidingserve.contract.values import EngineInfo, EngineLimits, Floats, Ints, OpenSession, SloDefaults
+from slidingserve.contract.values import EngineInfo, EngineLimits, Floats, OpenSession
 
 Transport = Literal["grpc", "inprocess"]
 CONNECT_SECONDS = 60.0
 DEFAULT_REQUESTS = 300
-NO_SLOS = SloDefaults(0.0, 0.0)
-"""A workload brings its SLOs; what a request lacks is not to be filled in."""
-
 _NO_DEFAULT_SLOS = ("--default-ttft-seconds", "0", "--default-tbt-seconds", "0")
 DEFAULT_POLICIES = ("vllm", "slidingserve")
 
@@ -168,11 +166,7 @@ def make_workload(request: SimulationRequest, profile: HardwareProfile) -> Workl
             ttft_seconds=request.ttft_seconds,
             tbt_seconds=request.tbt_seconds,
         )
-    timer = ProfileTimer(profile)
-
-    def solo(prompt_tokens: Ints) -> Floats:
-        return solo_ttft(timer, prompt_tokens)
-
+    solo = partial(solo_ttft, ProfileTimer(profile))
     spec = request.spec
     workload = make_requests(
         spec,

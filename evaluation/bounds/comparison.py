@@ -12,12 +12,11 @@ from engine_adapter.simulated.outcome import Outcome
 from engine_adapter.simulated.profiles import HardwareProfile
 from engine_adapter.simulated.timing import ProfileTimer
 from evaluation.bounds.clairvoyant import Optimum, clairvoyant_optimum
-from evaluation.inprocess import InProcessSource
+from evaluation.inprocess import open_policy
 from evaluation.scores import missed_deadlines
 from evaluation.simulate import engine_limits
 from evaluation.workloads import Workload, solo_ttft
-from sidecar.policies import registry
-from slidingserve.contract.values import EngineInfo, EngineLimits, OpenSession
+from slidingserve.contract.values import EngineLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +76,7 @@ def run_policy(policy: str, workload: Workload, profile: HardwareProfile, limits
         UnknownPolicyError, PolicyParameterError, PolicySpecError: of the policy's text.
         DecisionRefused: the policy failed.
     """
-    name, parameters = registry.parse_spec(policy)
-    source = InProcessSource()
-    info = EngineInfo("simulated", instance=profile.name, model=profile.model, tensor_parallel=profile.tensor_parallel)
-    source.open(OpenSession(limits, engine=info, policy=name, policy_parameters=parameters, profile=profile.name))
+    source = open_policy(policy, profile.name, limits)
     return SimulatedEngine(workload, limits, ProfileTimer(profile), source).run()
 
 

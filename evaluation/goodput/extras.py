@@ -9,6 +9,7 @@ from typing import Any
 
 from engine_adapter.simulated.timing import ProfileTimer
 from evaluation.goodput.points import RunKey
+from evaluation.goodput.rates import rounded
 from evaluation.goodput.runner import base_workload, hardware, opened_source
 from evaluation.goodput.sweep import Cell, Sweep
 from evaluation.goodput.task import Place, run_keys
@@ -58,8 +59,8 @@ def _keys(sweep: Sweep, cell: Cell, common_rate: float) -> tuple[RunKey, ...]:
 
 
 def overload_rate(goodput: float, factor: float) -> float:
-    """Returns a multiple of a goodput, rounded so that it reads the same everywhere."""
-    return float(f"{goodput * factor:.6g}")
+    """Returns a multiple of a goodput as a rate that names its run."""
+    return rounded(goodput * factor)
 
 
 def timeline(key: RunKey, place: Place) -> dict[str, Any]:
@@ -81,5 +82,5 @@ def timeline(key: RunKey, place: Place) -> dict[str, Any]:
         "rate": key.rate,
         "seed": key.seed,
         "limit_seconds": TIMELINE_SECONDS,
-        "iterations": [[float(f"{value:.6g}") for value in row] for row in rows],
+        "iterations": [[rounded(value) for value in row] for row in rows],
     }

@@ -19,6 +19,9 @@ from slidingserve.contract.values import Floats
 
 RESAMPLES = 1000
 
+CLAIMED = 0.03
+"""The least difference of two goodputs that is claimed."""
+
 
 def goodput_samples(
     curve: Sequence[Sequence[Point]], limit: float, seed: int = 0, resamples: int = RESAMPLES
@@ -70,3 +73,8 @@ def complete_curve(points: Mapping[float, Sequence[Point]], seeds: int) -> list[
         for _, runs in sorted(points.items())
         if sum(run.complete for run in runs) == seeds
     ]
+
+
+def is_clear(ratio: float, low: float, high: float) -> bool:
+    """Says whether the interval of a ratio leaves out 1 and the difference is one that is claimed."""
+    return (low > 1.0 or high < 1.0) and abs(ratio - 1.0) >= CLAIMED

@@ -86,8 +86,10 @@ CAP_PARAMETER = "max_tokens"
 """The parameter that caps an iteration's tokens, decodes included; every policy that has a cap calls it so."""
 
 
-def with_cap(policy: str, cap: int) -> str:
-    """Returns a policy's text with a cap added."""
+def with_cap(policy: str, cap: int | None) -> str:
+    """Returns a policy's text with a cap added; as it is for None."""
+    if cap is None:
+        return policy
     return f"{policy}{',' if ':' in policy else ':'}{CAP_PARAMETER}={cap}"
 
 

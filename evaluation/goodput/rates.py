@@ -8,9 +8,14 @@ STEP = 1.02
 """Neighbouring rates differ by 2 %, the tolerance of a goodput."""
 
 
+def rounded(value: float) -> float:
+    """Returns a number with 6 digits, so that it reads the same everywhere and a rate names its run."""
+    return float(f"{value:.6g}")
+
+
 def rate_of(step: int) -> float:
-    """Returns the rate of a grid point in requests/s, rounded to 6 digits so that it reads the same everywhere."""
-    return float(f"{STEP**step:.6g}")
+    """Returns the rate of a grid point in requests/s."""
+    return rounded(STEP**step)
 
 
 def step_at(rate: float) -> int:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_adapter.simulated.profiles import load_profile
+from engine_adapter.simulated.timing import ProfileTimer
 from evaluation.goodput.extras import run_extras
-from evaluation.goodput.provenance import claim, provenance
-from evaluation.goodput.runner import base_workload
+from evaluation.goodput.provenance import Provenance, claim, provenance
+from evaluation.goodput.runner import base_workload, hardware
 from evaluation.goodput.store import PARQUET, read_points, write_parquet
 from evaluation.goodput.summary import NAME, Reference, Summary, summarise, to_json
 from evaluation.goodput.sweep import Cell, Report, Sweep, cells_of, search_cells, worker_pool
 from evaluation.goodput.task import Place
 from evaluation.simulate import engine_limits
+from evaluation.workloads import check_feasible
 from sidecar.policies import registry
 from sidecar.policies.base import PolicyContext
 
@@ -51,9 +52,7 @@ def run(
     Raises what `check` raises; StoreError; KeyboardInterrupt when it is interrupted, after which the same call goes on
     where it stopped.
     """
-    check(request.sweep, request.data)
-    origin = provenance(request.sweep.profiles)
-    claim(request.folder, origin)
+    origin = begin(request.sweep, request.folder, request.data)
     cells = cells_of(request.sweep, request.shard)
     shard = "" if request.shard is None else "{}of{}".format(*request.shard)
     place = Place(request.folder, shard, request.data)
@@ -77,6 +76,14 @@ def run(
     return summary
 
 
+def begin(sweep: Sweep, folder: Path, data: Path | None) -> Provenance:
+    """Checks that everything can be run, and claims the folder; raises what `check` raises, StoreError."""
+    check(sweep, data)
+    origin = provenance(sweep.profiles)
+    claim(folder, origin)
+    return origin
+
+
 def check(sweep: Sweep, data: Path | None) -> None:
     """Looks whether everything that is to be run exists and can finish, before anything is run.
 
@@ -84,7 +91,7 @@ def check(sweep: Sweep, data: Path | None) -> None:
         ProfileError, WorkloadError, TraceError, UnknownPolicyError, PolicyParameterError: what they say.
     """
     for profile in sweep.profiles:
-        limits = engine_limits(load_profile(profile))
+        limits = engine_limits(hardware(profile))
         for policy in sweep.policies:
             name, parameters = registry.parse_spec(policy)
             registry.build(name, parameters, PolicyContext(limits, profile))
@@ -94,12 +101,9 @@ def check(sweep: Sweep, data: Path | None) -> None:
 
 def check_workload(profile: str, workload: str, requests: int, data: Path | None) -> None:
     """Raises WorkloadError unless the workload exists, has so many requests, and an idle engine can meet nearly all."""
-    from engine_adapter.simulated.timing import ProfileTimer
-    from evaluation.workloads import check_feasible
-
-    hardware = load_profile(profile)
-    work = base_workload(profile, workload, 0, requests, data).at_rate(1.0)
-    check_feasible(work, ProfileTimer(hardware), profile=profile, limits=engine_limits(hardware))
+    known = hardware(profile)
+    work = base_workload(profile, workload, 0, requests, data)
+    check_feasible(work, ProfileTimer(known), profile=profile, limits=engine_limits(known))
 
 
 def shard_of(text: str) -> tuple[int, int]:
@@ -112,8 +116,3 @@ def shard_of(text: str) -> tuple[int, int]:
     if not 1 <= k <= n:
         raise ValueError(f"shard {text!r}: k must be from 1 to n")
     return k, n
-
-
-def names(policies: Sequence[str]) -> tuple[str, ...]:
-    """Returns the policies without doubles, in their order."""
-    return tuple(dict.fromkeys(policies))

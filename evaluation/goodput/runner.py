@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +19,16 @@ from engine_adapter.simulated.outcome import Outcome
 from engine_adapter.simulated.profiles import HardwareProfile, load_profile
 from engine_adapter.simulated.timing import ProfileTimer
 from evaluation.goodput.points import BLOCKS, Point, RunKey
-from evaluation.inprocess import InProcessSource
+from evaluation.goodput.rates import rounded
+from evaluation.inprocess import open_policy
 from evaluation.recording import RecordingSource
 from evaluation.scores import Bools, missed_deadlines, score
-from evaluation.simulate import NO_SLOS, engine_limits
+from evaluation.simulate import engine_limits
 from evaluation.workloads import Workload, WorkloadError, make_workload, parse_workload, solo_ttft
-from sidecar.policies import registry
-from sidecar.session.machine import SessionDefaults
-from slidingserve.contract.values import Floats, Ints, OpenSession
+from slidingserve.contract.values import Floats
+
+FOLLOW = 6.0
+"""Runs that count are followed until they miss so many times the limit; beyond, they are of no use for intervals."""
 
 _LOOK_EVERY = 256
 """Iterations between two looks at how many requests have missed."""
@@ -54,11 +56,7 @@ def run_point(key: RunKey, allowed: int | None = None, data: Path | None = None)
 
 def opened_source(key: RunKey) -> RecordingSource:
     """Returns the policy of a run as an open source of decisions in this process; raises as `run_point`."""
-    name, parameters = registry.parse_spec(key.policy)
-    source = RecordingSource(InProcessSource(SessionDefaults(slos=NO_SLOS)))
-    limits = engine_limits(hardware(key.profile))
-    source.open(OpenSession(limits, policy=name, policy_parameters=parameters, profile=key.profile))
-    return source
+    return RecordingSource(open_policy(key.policy, key.profile, engine_limits(hardware(key.profile))))
 
 
 @lru_cache(maxsize=8)
@@ -70,11 +68,7 @@ def hardware(name: str) -> HardwareProfile:
 @lru_cache(maxsize=12)
 def base_workload(profile: str, workload: str, seed: int, requests: int, data: Path | None = None) -> Workload:
     """Returns the requests of a workload at 1 request/s; raises WorkloadError where a trace has fewer of them."""
-    timer = ProfileTimer(hardware(profile))
-
-    def solo(prompt_tokens: Ints) -> Floats:
-        return solo_ttft(timer, prompt_tokens)
-
+    solo = partial(solo_ttft, ProfileTimer(hardware(profile)))
     spec = parse_workload(workload)
     work = make_workload(spec, rate=1.0, requests=requests, seed=seed, solo_ttft_seconds=solo, data=data)
     if len(work) < requests:
@@ -121,11 +115,11 @@ def _point(key: RunKey, workload: Workload, outcome: Outcome, source: RecordingS
         block_sizes=tuple(block.size for block in blocks),
         decision_seconds=_tail(decisions),
         decision_share=float(decisions.sum() / source.busy_seconds) if source.busy_seconds > 0 else 0.0,
-        prediction_error=None if np.isnan(error) else _short(error),
+        prediction_error=None if np.isnan(error) else rounded(error),
         iterations=outcome.iterations,
         preemptions=outcome.preemptions,
-        utilisation=_short(min(1.0, source.busy_seconds / outcome.makespan_seconds)),
-        wall_seconds=_short(wall_seconds),
+        utilisation=rounded(min(1.0, source.busy_seconds / outcome.makespan_seconds)),
+        wall_seconds=rounded(wall_seconds),
     )
 
 
@@ -140,18 +134,14 @@ def _by_class(workload: Workload, missed: Bools) -> Mapping[str, float]:
 
 def _quantiles(seconds: Floats) -> tuple[float, ...]:
     known = seconds[~np.isnan(seconds)]
-    return tuple(_short(value) for value in np.percentile(known, range(101)).tolist()) if known.size else ()
+    return tuple(rounded(value) for value in np.percentile(known, range(101)).tolist()) if known.size else ()
 
 
 def _tail(seconds: Floats) -> Mapping[str, float]:
     if not seconds.size:
         return {}
     p50, p99 = np.percentile(seconds, [50, 99]).tolist()
-    return {"p50": _short(p50), "p99": _short(p99)}
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
+    return {"p50": rounded(p50), "p99": rounded(p99)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluation.goodput.extras import overload_rate
-from evaluation.goodput.intervals import complete_curve, goodput_samples, interval, ratio_interval
+from evaluation.goodput.intervals import complete_curve, goodput_samples, interval, is_clear, ratio_interval
 from evaluation.goodput.points import Point
 from evaluation.goodput.provenance import Provenance
 from evaluation.goodput.sweep import Cell, Sweep, common_cap
@@ -72,7 +72,7 @@ class Difference:
     @property
     def is_clear(self) -> bool:
         """Says whether the interval leaves out 1 and the difference is at least 3 %, the least that is claimed."""
-        return (self.low > 1.0 or self.high < 1.0) and abs(self.ratio - 1.0) >= 0.03
+        return is_clear(self.ratio, self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)

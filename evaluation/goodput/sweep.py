@@ -21,15 +21,12 @@ from typing import Any
 
 from evaluation.goodput.caps import Effort, planned_requests, survivors
 from evaluation.goodput.points import CAP_PARAMETER, with_cap
-from evaluation.goodput.runner import Limit
+from evaluation.goodput.runner import FOLLOW, Limit
 from evaluation.goodput.task import FINAL_LOWEST_LOAD, LOWEST_LOAD, Found, Place, Search, run_search
 from sidecar.policies import registry
 
 OVERLOADS = (1.5, 2.0)
 """Multiples of the goodput at which the best cap is run as well."""
-
-FOLLOW = 6.0
-"""Runs that count are followed until they miss so many times the limit, for the sake of their intervals."""
 
 Report = Callable[[float, str], None]
 """Told the share that is done, and what was just finished."""
@@ -73,7 +70,7 @@ class Cell:
 
     def text(self, cap: int | None) -> str:
         """Returns the policy's text with this cap."""
-        return self.policy if cap is None else with_cap(self.policy, cap)
+        return with_cap(self.policy, cap)
 
     @property
     def best(self) -> int | None:

@@ -98,8 +98,8 @@ def run_search(search: Search, place: Place) -> Found:
 def stored_run(key: RunKey, allowed: int | None, place: Place) -> Point:
     """Returns a run from the store, or makes it; one that was ended early will do if it already missed too many."""
     store = _store(place.folder, place.shard)
-    known = store.find(key, complete=False)
-    if known is not None and (known.complete or (allowed is not None and known.missed > allowed)):
+    known = store.find(key, complete=allowed is None)
+    if known is not None and (allowed is None or known.complete or known.missed > allowed):
         return known
     point = run_point(key, allowed, place.data)
     store.add(point)

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evaluation.goodput import intervals
 from evaluation.report.reading import Cell, Difference, Results, Run, Timeline
 from slidingserve.contract.values import Floats
 
 NEAR = 1.1
 """A run stands for a rate if its own is off by at most this factor."""
-
-CLAIMED = 0.03
-"""The least difference of two goodputs that is claimed."""
 
 WINDOW_SECONDS = 20.0
 """The longest stretch of a timeline that is shown."""
@@ -182,7 +180,7 @@ def is_clear(difference: Difference) -> bool | None:
     """Says whether the interval leaves out 1 and the difference is one that is claimed; None without an interval."""
     if difference.ratio is None or difference.low is None or difference.high is None:
         return None
-    return (difference.low > 1.0 or difference.high < 1.0) and abs(difference.ratio - 1.0) >= CLAIMED
+    return intervals.is_clear(difference.ratio, difference.low, difference.high)
 
 
 def timelines_by_run(results: Results) -> list[list[Timeline]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from evaluation.goodput.intervals import CLAIMED
 from evaluation.report.reading import Cell, Difference, Timeline
-from evaluation.report.selecting import CLAIMED, NEAR, Cost, Distribution, Level, Place, is_clear
+from evaluation.report.selecting import NEAR, Cost, Distribution, Level, Place, is_clear
 from evaluation.report.style import counted, duration, listed, percent, rate
 
 Curves = Mapping[str, Sequence[Level]]

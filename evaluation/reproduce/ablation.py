@@ -100,9 +100,10 @@ def overloaded_rate(profile: str, goodput: float) -> float:
 def _overloaded(runs: Runs, summary: Summary, report: Report) -> list[Ladder]:
     cells = {(cell.profile, cell.policy): cell for cell in summary.cells}
     rates = {p: overloaded_rate(p, cells[p, TOP.policy].goodput) for p in summary.sweep.profiles}
+    texts = {place: with_cap(cell.policy, cell.cap) for place, cell in cells.items()}
     keys = {
         (profile, rung.policy): [
-            RunKey(profile, ABLATION_WORKLOAD, _text(cells[profile, rung.policy]), rate, seed, runs.setup.requests)
+            RunKey(profile, ABLATION_WORKLOAD, texts[profile, rung.policy], rate, seed, runs.setup.requests)
             for seed in runs.seeds
         ]
         for profile, rate in rates.items()
@@ -119,10 +120,6 @@ def _overloaded(runs: Runs, summary: Summary, report: Report) -> list[Ladder]:
         )
         for profile, rate in rates.items()
     ]
-
-
-def _text(cell: CellSummary) -> str:
-    return cell.policy if cell.cap is None else with_cap(cell.policy, cell.cap)
 
 
 def compare(summary: Summary, ladders: Sequence[Ladder]) -> Reproduced:

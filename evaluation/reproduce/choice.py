@@ -41,7 +41,7 @@ def _best(cells: Sequence[dict[str, Any]], policy: str) -> Chosen | None:
     if not mine:
         return None
     best = max(mine, key=lambda cell: (cell["goodput"], cell["policy"] == policy))
-    text = best["policy"] if best["cap"] is None else with_cap(best["policy"], best["cap"])
+    text = with_cap(best["policy"], best["cap"])
     return Chosen(policy, text, float(best["goodput"]))
 
 

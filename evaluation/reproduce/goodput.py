@@ -16,8 +16,7 @@ from typing import Any
 
 from evaluation.goodput.caps import QUICK_CAPS, Effort, planned_requests
 from evaluation.goodput.points import with_cap
-from evaluation.goodput.provenance import claim, provenance
-from evaluation.goodput.run import SweepRun, check, run
+from evaluation.goodput.run import SweepRun, run
 from evaluation.goodput.runner import Limit
 from evaluation.goodput.screen import render
 from evaluation.goodput.summary import CellSummary, Difference, Summary
@@ -84,14 +83,12 @@ def reproduce_goodput(request: GoodputRequest, report: Report, say: Say) -> Repr
     parts = Parts(report)
 
     def prepare(cells: list[Cell], place: Place, pool: ProcessPoolExecutor) -> list[Cell]:
+        say(how_long(_expected(request), Setup(request.profiles, request.folder, 0, 0, jobs=request.jobs)))
         parts.begin(_alpha_requests(request) / (_alpha_requests(request) + searches * _cell_requests(request)))
         found = choose_alphas(request, cells, place, pool, parts.update)
         parts.begin(1.0)
         return found
 
-    check(sweep, request.data)
-    claim(request.folder, provenance(request.profiles))
-    say(how_long(_expected(request), Setup(request.profiles, request.folder, 0, 0, jobs=request.jobs)))
     asked = SweepRun(sweep, request.folder, jobs=request.jobs, data=request.data)
     summary = run(asked, parts.update, paper_goodput, _QUIET, prepare)
     assert summary is not None  # there is no shard

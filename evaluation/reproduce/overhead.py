@@ -20,8 +20,7 @@ from engine_adapter.client import ClientSettings, SchedulerClient
 from engine_adapter.simulated.engine import SimulatedEngine
 from engine_adapter.simulated.timing import ProfileTimer
 from engine_adapter.source import DecisionSource
-from evaluation.goodput.provenance import claim, provenance
-from evaluation.goodput.run import check
+from evaluation.goodput.run import begin
 from evaluation.goodput.runner import base_workload, estimated_capacity, hardware
 from evaluation.goodput.sweep import Report, Sweep
 from evaluation.inprocess import InProcessSource
@@ -128,9 +127,7 @@ def reproduce_overhead(setup: Setup, policies: Sequence[str], report: Report) ->
         SidecarFailed, ClientError, NoDecision, DecisionRefused: a decision could not be had.
     """
     sweep = Sweep(setup.profiles, (WORKLOAD,), tuple(policies), one_round(setup))
-    check(sweep, setup.data)
-    origin = provenance(setup.profiles)
-    claim(setup.folder, origin)
+    origin = begin(sweep, setup.folder, setup.data)
     costs: list[Cost] = []
     total = len(setup.profiles) * len(policies) * len(TRANSPORTS)
     for profile in setup.profiles:

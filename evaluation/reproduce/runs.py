@@ -13,8 +13,8 @@ from pathlib import Path
 
 from evaluation.goodput.caps import Effort, Round
 from evaluation.goodput.points import Point, RunKey
-from evaluation.goodput.provenance import Provenance, claim, provenance
-from evaluation.goodput.run import check
+from evaluation.goodput.provenance import Provenance
+from evaluation.goodput.run import begin
 from evaluation.goodput.runner import Limit, estimated_capacity, run_point
 from evaluation.goodput.store import read_points
 from evaluation.goodput.sweep import Report, Sweep, worker_pool
@@ -126,9 +126,7 @@ def opened(setup: Setup, workloads: Sequence[str], policies: Sequence[str]) -> I
         ProfileError, WorkloadError, TraceError, UnknownPolicyError, PolicyParameterError, StoreError: what they say.
     """
     sweep = Sweep(setup.profiles, tuple(workloads), tuple(policies), one_round(setup))
-    check(sweep, setup.data)
-    origin = provenance(setup.profiles)
-    claim(setup.folder, origin)
+    origin = begin(sweep, setup.folder, setup.data)
     with worker_pool(setup.jobs) as pool:
         yield Runs(setup, origin, pool)
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from evaluation.goodput.points import RunKey, with_cap
+from evaluation.goodput.rates import rounded
 from evaluation.goodput.runner import estimated_capacity
 from evaluation.goodput.sweep import Report
 from evaluation.reproduce import paper
@@ -42,7 +43,7 @@ class SwitchingLoad:
     @property
     def rate(self) -> float:
         """The mean."""
-        return float(f"{(self.low + self.high) / 2:.6g}")
+        return rounded((self.low + self.high) / 2)
 
     @property
     def workload(self) -> str:

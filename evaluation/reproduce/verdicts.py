@@ -14,6 +14,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from evaluation.goodput.intervals import CLAIMED
 from slidingserve.contract.values import Floats
 
 
@@ -34,7 +35,7 @@ class Scale:
     least: float
 
 
-RATIO = Scale(1.0, 1.03)
+RATIO = Scale(1.0, 1.0 + CLAIMED)
 """Goodputs: nothing is claimed below 3 %."""
 
 SHARE = Scale(0.0, 0.01)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from evaluation.goodput.intervals import CLAIMED
 from evaluation.goodput.provenance import Provenance
 from evaluation.tuning.traffic import Traffic
 
@@ -26,7 +27,7 @@ class Lead:
     @property
     def is_clear(self) -> bool:
         """Whether the interval leaves out 0 and the lead is at least 3 %, the least that is claimed."""
-        return self.low is None or (self.low > 0.0 and (self.median or 0.0) >= 0.03)
+        return self.low is None or (self.low > 0.0 and (self.median or 0.0) >= CLAIMED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from evaluation.goodput.points import Point, RunKey
 from evaluation.goodput.rates import rate_of, step_at
-from evaluation.goodput.runner import estimated_capacity
+from evaluation.goodput.runner import FOLLOW, estimated_capacity
 from evaluation.goodput.task import FINAL_LOWEST_LOAD, Place, stored_run
 from evaluation.tuning.promise import is_safe
 
@@ -21,9 +21,6 @@ STRIDE, LONGEST_STRIDE = 8, 16
 
 HIGHEST_LOAD = 3.0
 """Share of the estimated capacity at which a climb ends: for a short while more can be met than served for long."""
-
-FOLLOW = 6.0
-"""A run is ended when it has missed so many times the limit; it is of no use for an interval then."""
 
 
 @dataclass(frozen=True, slots=True)
