@@ -23,9 +23,14 @@ class Ended:
     stderr: str
 
 
-def run_here(*arguments: str, **environment: str) -> Ended:
-    """Runs a command in this process; what is not caught is raised."""
-    result = CliRunner().invoke(app, list(arguments), env=environment, catch_exceptions=False)
+OWN_SETTINGS = ("SLIDINGSERVE_", "GRPC_")
+"""What names of variables begin with that a tested command must not find in the environment of the tests."""
+
+
+def run_here(*arguments: str, **more: str) -> Ended:
+    """Runs a command in this process, with no settings but ``more``; what is not caught is raised."""
+    unset = {name: None for name in os.environ if name.startswith(OWN_SETTINGS)}
+    result = CliRunner().invoke(app, list(arguments), env={**unset, **more}, catch_exceptions=False)
     return Ended(result.exit_code, result.stdout, result.stderr)
 
 
@@ -35,7 +40,7 @@ def command(*arguments: str) -> list[str]:
 
 def environment(**more: str) -> dict[str, str]:
     """The environment of a command that finds what this process finds; no terminal, no settings."""
-    own = {name: text for name, text in os.environ.items() if not name.startswith(("SLIDINGSERVE_", "GRPC_"))}
+    own = {name: text for name, text in os.environ.items() if not name.startswith(OWN_SETTINGS)}
     return {**own, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
 
 
